@@ -1,0 +1,230 @@
+"""The table of methods: each is one function that returns the terms of Eq. (8), and nothing else.
+
+Every function takes the process and the length of the run; its keyword arguments are the choices that the paper
+varies or leaves open, with the paper's values (or, where it is silent, ours: see docs/choices.md) as defaults. A new
+method is a new function here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from cdlm.objective.consistency import Objective, Term
+from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
+from cdlm.objective.divergence import FLOOR, divergence, kl, rate_kl, reverse_kl
+from cdlm.objective.target import Data, Network
+from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
+from cdlm.objective.weight import inverse_noise, inverse_step, unit
+from cdlm.process import Gaussian, Process
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, stairs
+
+AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
+ConsistencyDivergence = Literal["jsd", "kl", "reverse_kl", "tv"]
+
+
+def ar(process: None = None, total: int = PAPER_STEPS // 2) -> Objective:
+    """Autoregressive baseline: a suffix of masks, all of them predicted in one causal pass."""
+    return Objective((Term("next token", MAX_STEP, TeacherForced(), Data(), kl, unit),), total)
+
+
+def mdlm(process: Process, total: int = PAPER_STEPS) -> Objective:
+    """MDLM: the max-step boundary of CDLM under forward KL (Prop. D.1)."""
+    return Objective((_nelbo(process),), total)
+
+
+def udlm(process: Process, total: int = PAPER_STEPS) -> Objective:
+    """UDLM: the same line as MDLM, on the uniform process."""
+    return Objective((_nelbo(process),), total)
+
+
+def duo(
+    process: Process,
+    total: int = PAPER_STEPS,
+    *,
+    tau: float = 1e-3,
+    gamma_min: float = -3.55,
+    gamma_max: float = -1.85,
+    curriculum: float = 0.5,
+) -> Objective:
+    """DUO: UDLM after a curriculum of relaxed inputs in the first part of the run."""
+    gaussian = Gaussian(process.vocab, gamma_min, gamma_max)
+    first = Schedule(((0.0, 1.0), (curriculum, 0.0)), jumps=True)
+    second = Schedule(((0.0, 0.0), (curriculum, 1.0)), jumps=True)
+    relaxed = Term("curriculum", MAX_STEP, Relaxed(process, gaussian, tau), Data(), rate_kl, unit, first)
+    return Objective((relaxed, dataclasses.replace(_nelbo(process), share=second)), total)
+
+
+def mcdlm(
+    process: Process,
+    total: int = PAPER_STEPS,
+    *,
+    kappa: float = 0.4,
+    steps: Steps = "random",
+    low: float = 1 / 8,
+    high: float = 5 / 8,
+    overshoot: Overshoot = "clip",
+    divergence: ConsistencyDivergence = "jsd",
+    floor: float = FLOOR,
+    anchor: AnchorDivergence = "kl",
+    additive: bool = False,
+    lam: float = 0.999,
+) -> Objective:
+    """Masked CDLM: Eq. (6) over random hops of the bridge, with the anchor of Eq. (7)."""
+    times = step_scheduler(steps, low, high, overshoot)
+    return _cdlm(process, total, times, constant(kappa), Network(constant(lam)), divergence, floor, anchor, additive)
+
+
+def mcdlm_pplopt(
+    process: Process,
+    total: int = PAPER_STEPS,
+    *,
+    kappa: float = 0.4,
+    kappa_end: float = 0.2,
+    steps: Steps = "random",
+    low: float = 1 / 8,
+    high: float = 5 / 8,
+    high_end: float = 3 / 8,
+    overshoot: Overshoot = "clip",
+    divergence: ConsistencyDivergence = "jsd",
+    floor: float = FLOOR,
+    anchor: AnchorDivergence = "kl",
+    additive: bool = False,
+    lam: float = 0.999,
+    switch: float = 2 / 3,
+    copies: int = 15,
+) -> Objective:
+    """MCDLM-PPLOptimized: MCDLM until `switch`, then shorter hops, a weaker anchor and hard copies of the target."""
+
+    def fade(start: float, end: float) -> Schedule:
+        return linear((0.0, start), (switch, start), (1.0, end))
+
+    times = step_scheduler(steps, low, high, overshoot)
+    if steps == "random":
+        times = Times(constant(low), fade(high, high_end), overshoot)
+    target = Network(Schedule(((0.0, lam), (switch, 1.0)), jumps=True), copies, copy_from=switch)
+    return _cdlm(process, total, times, fade(kappa, kappa_end), target, divergence, floor, anchor, additive)
+
+
+def ucdlm(
+    process: Process,
+    total: int = PAPER_STEPS,
+    *,
+    kappa: float = 0.4,
+    steps: Steps = "increasing",
+    low: float = 1 / 8,
+    high: float = 3 / 8,
+    overshoot: Overshoot = "clip",
+    divergence: ConsistencyDivergence = "jsd",
+    floor: float = FLOOR,
+    anchor: AnchorDivergence = "kl",
+    additive: bool = False,
+    lam: float = 0.999,
+) -> Objective:
+    """Uniform CDLM: the lines of MCDLM on the uniform process, with hops that grow during the run."""
+    times = step_scheduler(steps, low, high, overshoot)
+    return _cdlm(process, total, times, constant(kappa), Network(constant(lam)), divergence, floor, anchor, additive)
+
+
+def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
+    """SDTT: the teacher's rollout in place of the bridge (Prop. D.4); rounds double the hop and renew the teacher."""
+    hops = stairs(*(smallest * 2**k for k in range(rounds)))
+    times = Times(hops, hops, floor=1e-5)
+    teacher = Network(constant(1.0), copies=rounds)
+    return Objective((Term("distillation", times, Rollout(process), teacher, reverse_kl, unit),), total)
+
+
+def duo_dcd(
+    process: Process,
+    total: int = PAPER_STEPS // 3,
+    *,
+    rounds: int = 5,
+    smallest: float = 1 / 512,
+    gamma_min: float = -4.0,
+    gamma_max: float = -1.0,
+) -> Objective:
+    """DUO+DCD: hops between two argmaxes of one Gaussian (Prop. D.5); rounds as in SDTT."""
+    hops = stairs(*(smallest * 2**k for k in range(rounds)))
+    coupling = SharedNoise(process, Gaussian(process.vocab, gamma_min, gamma_max))
+    teacher = Network(constant(1.0), copies=rounds)
+    times = Times(hops, hops, overshoot="shift")
+    return Objective((Term("distillation", times, coupling, teacher, reverse_kl, unit),), total)
+
+
+def _nelbo(process: Process) -> Term:
+    """The continuous-time NELBO: the data boundary under the KL of reverse rates."""
+    return Term("nelbo", MAX_STEP, Bridge(process), Data(), rate_kl, unit)
+
+
+def _cdlm(
+    process: Process,
+    total: int,
+    times: Times,
+    kappa: Schedule,
+    target: Network,
+    consistency: str,
+    floor: float,
+    anchor: str,
+    additive: bool,
+) -> Objective:
+    """Eq. (7): (1 - kappa) of the consistency loss and kappa of the max-step anchor (additive: 1 and kappa)."""
+    values = [value for _, value in kappa.knots]
+    if min(values) < 0 or (max(values) > 1 and not additive):
+        raise ValueError(f"kappa is a share in [0, 1], and got {kappa}; only the additive anchor takes more")
+    rest = constant(1.0) if additive else dataclasses.replace(kappa, knots=tuple((at, 1 - k) for at, k in kappa.knots))
+    weight = unit if anchor == "rate_kl" else inverse_noise
+    return Objective(
+        (
+            Term("consistency", times, Bridge(process), target, divergence(consistency, floor), inverse_step, rest),
+            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence(anchor, floor), weight, kappa),
+        ),
+        total,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the table: the objective, and what it asks of process and network."""
+
+    name: str
+    objective: Callable[..., Objective]
+    process: Literal["masked", "uniform", "none"]
+    time_conditioning: bool = False
+    starts_from: str = ""
+    """The methods whose checkpoint it distils, for the two-stage ones."""
+
+    def __call__(self, process: Process | None, total: int | None = None, **choices: object) -> Objective:
+        """The method's objective on a process it fits; unknown or misfit choices are refused by name."""
+        if self.process == "none":
+            fits, need = process is None, "no process: it predicts next tokens"
+        elif self.process == "masked":
+            fits, need = process is not None and process.name == "masked", "a masked process, such as masked(vocab)"
+        elif self.objective in (duo, duo_dcd):
+            fits, need = process is not None and process.name == "uniform", "the uniform process, uniform(vocab)"
+        else:
+            fits = process is not None and process.name != "masked"
+            need = "a process without absorbing mask, such as uniform(vocab) or unigram(law)"
+        if not fits:
+            given = "none" if process is None else process.name
+            instead = {"masked": "mdlm, mcdlm, mcdlm-pplopt, sdtt", "none": "ar"}.get(
+                given, "udlm, ucdlm, duo, duo-dcd"
+            )
+            raise ValueError(f"{self.name} needs {need}; for the process given ({given}) there are: {instead}")
+        known = self.objective.__kwdefaults__ or {}
+        for choice in choices:
+            if choice not in known:
+                offered = ", ".join(known) or "none"
+                raise ValueError(f"{self.name} has no choice {choice!r}; it has: {offered}")
+        return self.objective(process, **choices) if total is None else self.objective(process, total, **choices)
+
+
+METHODS: dict[str, Method] = {
+    "ar": Method("AR", ar, "none"),
+    "mdlm": Method("MDLM", mdlm, "masked"),
+    "mcdlm": Method("MCDLM", mcdlm, "masked"),
+    "mcdlm-pplopt": Method("MCDLM-PPLOptimized", mcdlm_pplopt, "masked"),
+    "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
+    "udlm": Method("UDLM", udlm, "uniform", time_conditioning=True),
+    "duo": Method("DUO", duo, "uniform", time_conditioning=True),
+    "ucdlm": Method("UCDLM", ucdlm, "uniform", time_conditioning=True),
+    "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo"),
+}

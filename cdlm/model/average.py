@@ -1,0 +1,24 @@
+"""Averages of weights: the target network, and the weights that are evaluated."""
+
+import copy
+
+import torch
+
+from cdlm.model.denoiser import Denoiser
+
+
+def frozen_copy(denoiser: Denoiser) -> Denoiser:
+    """A copy that never trains: no gradients, no dropout."""
+    return copy.deepcopy(denoiser).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def update(average: Denoiser, online: Denoiser, lam: float) -> None:
+    """w <- lambda w + (1 - lambda) theta; a copy at lambda = 0, nothing at lambda = 1."""
+    if lam == 1:
+        return
+    ours, theirs = ([parameter.detach() for parameter in net.parameters()] for net in (average, online))
+    if lam == 0:
+        torch._foreach_copy_(ours, theirs)
+    else:
+        torch._foreach_lerp_(ours, theirs, 1 - lam)

@@ -1,0 +1,68 @@
+"""The denoiser f_theta(x_t, t): for each position a law over clean tokens."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cdlm.model.dit import Architecture, DiT
+from cdlm.process.process import Process
+from cdlm.types import LogLaw, Mixture, Time, Tokens
+
+
+class Denoiser(nn.Module):
+    """f_theta, split so that the head can run on chosen rows: `features` to hidden rows, `head` to log-laws.
+
+    The predicted law has one entry for each clean token and none for the mask. Where pi[x_t] = 0 the clean token is
+    known and carried over; at t = 0 it is known everywhere: f(x_0, 0) = x_0. Without a process it is the
+    autoregressive baseline, whose row i predicts token i + 1.
+    """
+
+    def __init__(self, shape: Architecture, process: Process | None = None, vocab: int | None = None) -> None:
+        super().__init__()
+        if (process is None) != shape.causal:
+            raise ValueError(
+                "a causal network models next tokens and takes `vocab`; any other network takes a `process`"
+            )
+        if process is None and vocab is None:
+            raise ValueError("a causal network has no process to tell its vocabulary: give `vocab`")
+        self.process = process
+        self.vocab: int = process.vocab if process is not None else vocab or 0
+        self.backbone = DiT(shape, self.vocab if process is None else process.states, self.vocab)
+
+    @property
+    def shape(self) -> Architecture:
+        return self.backbone.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.vocab_embed.embedding.device
+
+    def features(self, x: Tokens | Mixture, alpha: Time) -> Float[Tensor, "b l d"]:
+        """Hidden rows at the signal level alpha, the network's only notion of time."""
+        if isinstance(x, Mixture):
+            x = Mixture(x.ids.to(self.device), x.weights.to(self.device), x.rest.to(self.device))
+        else:
+            x = x.to(self.device)
+        level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
+        return self.backbone(x, level.to(torch.float32).to(self.device))
+
+    def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
+        """Log-probabilities over the clean vocabulary, in fp32 or wider."""
+        logits = self.backbone.output_layer.linear(rows)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+    def forward(self, x_t: Tokens, t: Time | float = 1.0) -> LogLaw:
+        """f_theta(x_t, t) at every position, with carry-over and the boundary condition."""
+        t = torch.as_tensor(t, dtype=torch.float64).cpu().expand(len(x_t))
+        if self.process is None:
+            return self.head(self.features(x_t, torch.ones_like(t)))
+        law = self.head(self.features(x_t, self.process.noise.alpha(t)))
+        x_t = x_t.to(self.device)
+        known = ~self.process.positions(x_t) | ((t == 0).to(self.device)[:, None] & (x_t < self.vocab))
+        token = x_t.clamp(max=self.vocab - 1)[..., None]
+        certain = torch.full_like(law, -torch.inf).scatter(-1, token, 0.0)
+        return torch.where(known[..., None], certain, law)
+
+    def count(self) -> int:
+        """Trainable parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())

@@ -1,0 +1,176 @@
+"""The diffusion transformer of MDLM and DUO: pre-norm blocks with rotary positions, modulated by the noise level.
+
+Tensor names and shapes are those of the public checkpoints (vocab_embed, sigma_map, blocks.N, output_layer), so that
+loading them is a copy. Attention is torch's own `scaled_dot_product_attention`; nothing else needs to be installed.
+"""
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cdlm.types import Mixture, Tokens
+
+Hidden = Float[Tensor, "b l d"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The shape of the network. The defaults are the paper's 110M class (169.6M with both vocabulary matrices)."""
+
+    hidden: int = 768
+    blocks: int = 12
+    heads: int = 12
+    cond: int = 128
+    """Width of the noise-level embedding."""
+    dropout: float = 0.1
+    time_conditioning: bool = False
+    """Whether the network is told the noise level; if not, the embedding sees a constant, as in MDLM."""
+    causal: bool = False
+    """Left-to-right attention without modulation: the autoregressive baseline."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.hidden // self.heads % 2:
+            raise ValueError(f"hidden {self.hidden} must be an even multiple of heads {self.heads}")
+
+
+SIZES = {
+    "tiny": Architecture(hidden=64, blocks=2, heads=2, cond=32, dropout=0.0),
+    "small": Architecture(hidden=384, blocks=8, heads=6),
+    "110m": Architecture(),
+}
+
+
+class LayerNorm(nn.Module):
+    """Layer norm in fp32 with a learned scale and no shift."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Hidden) -> Hidden:
+        kind = torch.promote_types(x.dtype, torch.float32)
+        return F.layer_norm(x.to(kind), x.shape[-1:]) * self.weight
+
+
+class Embedding(nn.Module):
+    """Token embeddings; relaxed tokens are mixtures of them."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(inputs, width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, x: Tokens | Mixture) -> Hidden:
+        if isinstance(x, Tensor):
+            return F.embedding(x, self.embedding)
+        b, l, k = x.ids.shape
+        weights = x.weights.to(self.embedding.dtype)
+        listed = F.embedding_bag(
+            x.ids.view(b * l, k), self.embedding, per_sample_weights=weights.view(b * l, k), mode="sum"
+        )
+        return listed.view(b, l, -1) + x.rest.to(self.embedding.dtype)[..., None] * self.embedding.mean(0)
+
+
+class NoiseEmbedding(nn.Module):
+    """The noise level -log alpha, as 256 sinusoids and a small perceptron."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, level: Float[Tensor, "b"]) -> Float[Tensor, "b c"]:
+        frequencies = torch.exp(-math.log(10_000) / 128 * torch.arange(128, device=level.device))
+        angles = level[:, None] * frequencies
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.parameters()).dtype))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Architecture) -> None:
+        super().__init__()
+        width = shape.hidden
+        self.heads, self.causal, self.dropout = shape.heads, shape.causal, shape.dropout
+        self.norm1 = LayerNorm(width)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.norm2 = LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        if not shape.causal:
+            self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 6 * width))
+
+    def forward(self, x: Hidden, c: Float[Tensor, "b c"] | None, rotary: tuple[Tensor, Tensor]) -> Hidden:
+        if c is None:
+            x = x + self._drop(self._attend(self.norm1(x), rotary))
+            return x + self._drop(self.mlp(self.norm2(x)))
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, -1)
+        x = x + gate1 * self._drop(self._attend(self.norm1(x) * (1 + scale1) + shift1, rotary))
+        return x + gate2 * self._drop(self.mlp(self.norm2(x) * (1 + scale2) + shift2))
+
+    def _attend(self, x: Hidden, rotary: tuple[Tensor, Tensor]) -> Hidden:
+        b, l, d = x.shape
+        q, k, v = self.attn_qkv(x).view(b, l, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=self.causal)
+        return self.attn_out(mixed.transpose(1, 2).reshape(b, l, d))
+
+    def _drop(self, x: Hidden) -> Hidden:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class OutputLayer(nn.Module):
+    """The last norm, and the head: a linear map that starts at zero, so that the first prediction is uniform."""
+
+    def __init__(self, shape: Architecture, outputs: int) -> None:
+        super().__init__()
+        self.norm_final = LayerNorm(shape.hidden)
+        self.linear = _zeros(nn.Linear(shape.hidden, outputs))
+        if not shape.causal:
+            self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 2 * shape.hidden))
+
+    def forward(self, x: Hidden, c: Float[Tensor, "b c"] | None) -> Hidden:
+        if c is None:
+            return self.norm_final(x)
+        shift, scale = self.adaLN_modulation(c)[:, None].chunk(2, -1)
+        return self.norm_final(x) * (1 + scale) + shift
+
+
+class DiT(nn.Module):
+    """Tokens and a noise level in, hidden rows out; `output_layer.linear` turns a row into logits."""
+
+    def __init__(self, shape: Architecture, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.vocab_embed = Embedding(inputs, shape.hidden)
+        if not shape.causal:
+            self.sigma_map = NoiseEmbedding(shape.cond)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
+        self.output_layer = OutputLayer(shape, outputs)
+
+    def forward(self, x: Tokens | Mixture, level: Float[Tensor, "b"]) -> Hidden:
+        h = self.vocab_embed(x)
+        c = None if self.shape.causal else F.silu(self.sigma_map(level))
+        rotary = rotary_table(h.shape[1], self.shape.hidden // self.shape.heads, h.device)
+        for block in self.blocks:
+            h = block(h, c, rotary)
+        return self.output_layer(h, c)
+
+
+def rotary_table(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, for the two halves of a head."""
+    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, device=device) / width)
+    angles = torch.arange(length, device=device)[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Float[Tensor, "b h l e"], rotary: tuple[Tensor, Tensor]) -> Float[Tensor, "b h l e"]:
+    cos, sin = (table.to(x.dtype) for table in rotary)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _zeros(linear: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,123 @@
+"""Model folders: `config.json` beside `model.safetensors`. Ours, and those of the public MDLM checkpoints."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.dit import Architecture
+from cdlm.process import SCHEDULES, Process, masked
+
+FORMAT = 1
+PREFIX = "backbone."
+
+
+class LayoutError(ValueError):
+    """A folder that is not a model this version can read."""
+
+
+def save(denoiser: Denoiser, folder: str | Path) -> Path:
+    """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in denoiser.state_dict().items()}
+    config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab": denoiser.vocab, "process": None}
+    config["architecture"] = dataclasses.asdict(denoiser.shape)
+    if denoiser.process is not None:
+        tensors["prior"] = denoiser.process.prior
+        noise = denoiser.process.noise
+        name = next(name for name, kind in SCHEDULES.items() if isinstance(noise, kind))
+        config["process"] = {"name": denoiser.process.name, "noise": name, **vars(noise)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return folder
+
+
+def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
+    """Open a model folder: one written by `save`, or a public MDLM checkpoint. Nothing is unpickled."""
+    folder = Path(folder)
+    config = _read_config(folder)
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except FileNotFoundError:
+        raise LayoutError(f"{folder} has a config.json but no model.safetensors; copy the weights beside it") from None
+    except SafetensorError as error:
+        raise LayoutError(f"{folder / 'model.safetensors'} is damaged ({error}); fetch or write it again") from None
+    try:
+        if config.get("format") == "cdlm":
+            denoiser = _ours(config, tensors)
+        elif config.get("model_type") == "mdlm":
+            denoiser, tensors = _mdlm(config, tensors)
+        else:
+            kind = config.get("format") or config.get("model_type")
+            raise LayoutError(
+                f"its config.json describes {kind!r}; readable are folders of cdlm and of mdlm (model_type mdlm)"
+            )
+        _copy(tensors, denoiser)
+    except (LayoutError, KeyError, TypeError) as error:
+        reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
+        raise LayoutError(f"cannot load {folder}: {reason}") from None
+    return denoiser.to(device).eval()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise LayoutError(f"{folder} is not a model folder: it needs config.json and model.safetensors")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise LayoutError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise LayoutError(f"{path} must hold a JSON object")
+    return config
+
+
+def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
+    if config["version"] > FORMAT:
+        raise LayoutError(
+            f"written by a newer version (format {config['version']}, this one reads {FORMAT}); upgrade cdlm"
+        )
+    shape = Architecture(**config["architecture"])
+    if config["process"] is None:
+        return Denoiser(shape, vocab=config["vocab"])
+    noise = SCHEDULES[config["process"]["noise"]](eps=config["process"]["eps"])
+    return Denoiser(shape, Process(config["vocab"], tensors.pop("prior"), noise))
+
+
+def _mdlm(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
+    """The layout of kuleshov-group/mdlm-owt: the last id is the mask; its row of the head is not in our law."""
+    shape = Architecture(
+        hidden=config["hidden_dim"],
+        blocks=config["n_blocks"],
+        heads=config["n_heads"],
+        cond=config["cond_dim"],
+        dropout=config["dropout"],
+        time_conditioning=config["time_conditioning"],
+    )
+    vocab = config["vocab_size"] - 1
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+    for name in (f"{PREFIX}output_layer.linear.weight", f"{PREFIX}output_layer.linear.bias"):
+        if name in kept:
+            kept[name] = kept[name][:vocab]
+    return Denoiser(shape, masked(vocab)), kept
+
+
+def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:
+    """Every tensor must be there, be wanted, and fit; the first that is not is named."""
+    wanted = denoiser.state_dict()
+    for name in wanted:
+        if name not in tensors:
+            raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
+        if tensors[name].shape != wanted[name].shape:
+            have, want = tuple(tensors[name].shape), tuple(wanted[name].shape)
+            raise LayoutError(f"tensor {name!r} has the shape {have}, but config.json implies {want}")
+    for name in tensors:
+        if name not in wanted:
+            raise LayoutError(f"unknown tensor {name!r} in model.safetensors")
+    denoiser.load_state_dict(tensors)

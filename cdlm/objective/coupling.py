@@ -1,0 +1,131 @@
+"""Couplings Pi(x_s, x_t | x_0): how the two ends of a hop are drawn together. Each is one section of Appendix D."""
+
+import dataclasses
+
+import torch
+
+from cdlm.model.denoiser import Denoiser
+from cdlm.process.gaussian import Gaussian
+from cdlm.process.process import DATA, Process
+from cdlm.rng import Rng, categorical
+from cdlm.types import Pair, Time, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Bridge:
+    """CDLM's exact coupling: q(x_t | x_0) q(x_s | x_t, x_0)."""
+
+    process: Process
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        x_t = self.process.corrupt(x0, t, rng("x_t"))
+        x_s = self.process.bridge(x0, x_t, s, t, rng("x_s"))
+        return _pair(self.process, x0, x_s, x_t, s, t)
+
+    def __str__(self) -> str:
+        return f"Bridge({self.process.name})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """SDTT's coupling: x_s is one ancestral hop of the teacher, x_0 replaced by its prediction at x_t (Prop. D.4).
+
+    The tokens it reveals keep the whole law they were drawn from as their target, not the drawn token alone.
+    """
+
+    process: Process
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        if teacher is None:
+            raise ValueError("a rollout needs a teacher: start the target network from a trained masked model")
+        x_t = self.process.corrupt(x0, t, rng("x_t"))
+        alpha_t = self.process.noise.alpha(t)
+        with torch.no_grad():
+            hidden = teacher.features(x_t, alpha_t)
+            # Under masking the route does not depend on the law: the head runs only where a token is revealed.
+            visible = (~self.process.positions(x_t)).double()
+            route = self.process.route(x_t, visible, s, t, rng("x_s"))
+            index = (route == DATA).flatten().nonzero()[:, 0]
+            u = rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index]
+            law = teacher.head(hidden.flatten(0, 1)[index.to(hidden.device)])
+            x_s = x_t.flatten().scatter(0, index, categorical(law.to(u.device), u)).view_as(x_t)
+        return dataclasses.replace(_pair(self.process, x0, x_s, x_t, s, t), law=hidden)
+
+    def __str__(self) -> str:
+        return f"Rollout({self.process.name})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedNoise:
+    """DUO-DCD's coupling: both ends are argmaxes of one Gaussian noise vector (Prop. D.5)."""
+
+    process: Process
+    gaussian: Gaussian
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        x_s, x_t = self.gaussian.shared(x0, s, t, rng)
+        return _pair(self.process, x0, x_s, x_t, s, t, self.gaussian)
+
+    def __str__(self) -> str:
+        return f"SharedNoise(gamma {self.gaussian.gamma_min:g} to {self.gaussian.gamma_max:g})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Relaxed:
+    """DUO's curriculum: x_t = argmax(w_t), while the student sees softmax(w_t / tau)."""
+
+    process: Process
+    gaussian: Gaussian
+    tau: float
+    top: int = 16
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        x_t, mixture = self.gaussian.relaxed(x0, t, self.tau, self.top, rng)
+        pair = _pair(self.process, x0, x0, x_t, s, t, self.gaussian)
+        return dataclasses.replace(pair, alpha_s=torch.ones_like(s), input=mixture)
+
+    def __str__(self) -> str:
+        return f"Relaxed(tau {self.tau:g})"
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherForced:
+    """AR in the terms of Eq. (8), our reading: a process whose mask is always a suffix, boundary target x_0.
+
+    A causal network evaluates all suffix states in one pass, so every position but the first is predicted at once.
+    """
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        following, everywhere = x0[:, 1:], torch.ones_like(x0[:, 1:], dtype=torch.bool)
+        one = torch.ones_like(t)
+        return Pair(
+            x0=following, x_s=following, x_t=following, s=s, t=t, alpha_s=one, alpha_t=one, dalpha_t=-one,
+            positions=everywhere, known=everywhere, input=x0[:, :-1],
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return "TeacherForced"
+
+
+Coupling = Bridge | Rollout | SharedNoise | Relaxed | TeacherForced
+
+
+def _pair(
+    process: Process, x0: Tokens, x_s: Tokens, x_t: Tokens, s: Time, t: Time, gaussian: Gaussian | None = None
+) -> Pair:
+    """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""
+    noise = gaussian or process.noise
+    alpha_s = noise.alpha(s)
+    return Pair(
+        x0=x0,
+        x_s=x_s,
+        x_t=x_t,
+        s=s,
+        t=t,
+        alpha_s=alpha_s,
+        alpha_t=noise.alpha(t),
+        dalpha_t=noise.derivative(t),
+        positions=process.positions(x_t),
+        known=~process.positions(x_s) | (alpha_s == 1).to(x_s.device)[:, None],
+        prior=process.prior,
+    )

@@ -1,0 +1,87 @@
+"""Targets: what the student at (x_t, t) must agree with. The data, or a slow copy of the network at (x_s, s).
+
+A target returns the rows of M(x_t) in groups, each with its laws: token ids where the target is a point mass (a cross
+entropy is then one gather, never a one-hot), rows of log-probabilities elsewhere.
+"""
+
+import dataclasses
+import math
+
+import torch
+
+from cdlm.model.denoiser import Denoiser
+from cdlm.schedules import Schedule, constant, scaled_decay
+from cdlm.types import Index, LogLaw, Pair
+
+Group = tuple[Index, Index | LogLaw]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """x_0 itself: the boundary f(x_0, 0) = x_0."""
+
+    def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
+        index = pair.positions.flatten().nonzero()[:, 0]
+        return [(index, pair.x0.flatten()[index])]
+
+    def __str__(self) -> str:
+        return "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """f at (x_s, s) with weights w of its own, gradient stopped; after each step w <- lambda w + (1 - lambda) theta.
+
+    lambda is an average's decay (quoted for the paper's 150,000 steps, scaled to the run's own length), 1 for a
+    frozen teacher, and 0 at the end of each of `copies` equal spans of the run that lie at or after `copy_from`.
+    """
+
+    decay: Schedule = constant(0.999)
+    copies: int = 0
+    copy_from: float = 0.0
+
+    @torch.no_grad()
+    def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
+        if network is None:
+            raise ValueError(
+                "this method compares with a target network: pass a copy of the student, or a trained teacher"
+            )
+        index = pair.positions.flatten().nonzero()[:, 0]
+        known = pair.known.flatten()[index]
+        point, dense = index[known], index[~known]
+        if pair.law is None:
+            certain: Group = (point, pair.x_s.flatten()[point])
+        else:
+            certain = (point, network.head(pair.law.flatten(0, 1)[point.to(pair.law.device)]))
+        live = (pair.alpha_s < 1).nonzero()[:, 0]
+        if not len(live):  # rows at the boundary need no network
+            return [certain]
+        hidden = network.features(pair.x_s[live.to(pair.x_s.device)], pair.alpha_s[live])
+        l = pair.x_s.shape[1]
+        place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
+        rows = place.to(dense.device)[dense // l] * l + dense % l
+        return [certain, (dense, network.head(hidden.flatten(0, 1)[rows.to(hidden.device)]))]
+
+    def lam(self, step: int, total: int) -> float:
+        """lambda of the update that follows step number `step` of `total`, a pure function of both.
+
+        The average warms up as (1 + n) / (10 + n) after n updates, so that it does not remember the initial weights.
+        """
+        if self.copies:
+            spans = math.floor((step + 1) * self.copies / total)
+            crossed = spans > math.floor(step * self.copies / total)
+            if crossed and spans >= math.ceil(self.copy_from * self.copies - 1e-9):
+                return 0.0
+        decay = self.decay((step + 1) / total)
+        return decay if decay == 1 else min(scaled_decay(decay, total), (2 + step) / (11 + step))
+
+    def __str__(self) -> str:
+        frozen = all(value == 1 for _, value in self.decay.knots)
+        rule = "" if frozen else f"lambda {self.decay}"
+        copies = (
+            f"{self.copies} copies" + (f" from {self.copy_from:.3g}" if self.copy_from else "") if self.copies else ""
+        )
+        return f"network({', '.join(part for part in (rule, copies) if part) or 'frozen'})"
+
+
+Target = Data | Network

@@ -1,0 +1,78 @@
+"""The notation of the whole package: array aliases and the two records that travel between its parts.
+
+| symbol | meaning                                                              |
+| ------ | -------------------------------------------------------------------- |
+| b, l   | sequences in the batch, positions in a sequence                      |
+| v      | clean vocabulary; the mask, where there is one, is the extra state v |
+| n      | rows: positions chosen out of the b * l, flattened                   |
+| d      | width of the network                                                 |
+| s, t   | times in [0, 1]; 0 is data, 1 is noise, and s < t                    |
+| alpha  | share of signal left: alpha(0) = 1, falling in t                     |
+| pi     | prior law, where every position ends at t = 1                        |
+
+Times live on the host in double precision; tokens live wherever the data does.
+"""
+
+import dataclasses
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Tokens = Int[Tensor, "b l"]
+Time = Float[Tensor, "b"]
+LogLaw = Float[Tensor, "*rows v"]
+Index = Int[Tensor, "n"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Relaxed tokens: each position is a convex combination of a few embeddings.
+
+    `rest` is the weight given to the mean of all embeddings, for the tokens not listed in `ids`.
+    """
+
+    ids: Int[Tensor, "b l k"]
+    weights: Float[Tensor, "b l k"]
+    rest: Float[Tensor, "b l"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One draw of (x_s, x_t) given x_0 from a coupling Pi, with everything that Eq. (8) asks of it."""
+
+    x0: Int[Tensor, "..."]
+    x_s: Int[Tensor, "..."]
+    x_t: Int[Tensor, "..."]
+    s: Float[Tensor, "..."]
+    t: Float[Tensor, "..."]
+    alpha_s: Float[Tensor, "..."]
+    alpha_t: Float[Tensor, "..."]
+    dalpha_t: Float[Tensor, "..."]
+    positions: Bool[Tensor, "..."]
+    """M(x_t): the positions that contribute to the loss."""
+    known: Bool[Tensor, "..."]
+    """Positions of x_s whose clean token is certain: f(x_s, s)_i is a point mass there."""
+    prior: Float[Tensor, "states"] | None = None
+    """pi, for divergences between reverse rates."""
+    input: Mixture | Int[Tensor, "..."] | None = None
+    """What the student sees, where it is not x_t itself."""
+    law: Float[Tensor, "b l d"] | None = None
+    """Hidden rows of the law that the newly known tokens were drawn from, where it is not a point mass."""
+
+    def at(self, index: Index) -> "Pair":
+        """The same record at chosen rows: every field has the shape [n]."""
+        l = self.x0.shape[-1]
+        device = index.device
+
+        def rows(field: Tensor) -> Tensor:
+            field = field.to(device)
+            return field[index // l] if field.dim() == 1 else field.flatten()[index]
+
+        names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
+        return Pair(**{name: rows(getattr(self, name)) for name in names}, prior=self.prior)
+
+
+def wide(device: torch.device | str) -> torch.dtype:
+    """The widest float that a device computes in: double, except on Apple's GPUs, which have none."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
