@@ -7,7 +7,7 @@ method is a new function here.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from cdlm.objective.consistency import Objective, Term
 from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
@@ -15,7 +15,8 @@ from cdlm.objective.divergence import FLOOR, divergence, kl, rate_kl, reverse_kl
 from cdlm.objective.target import Data, Network
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
-from cdlm.process import Gaussian, Process
+from cdlm.process import Gaussian, Process, masked, uniform
+from cdlm.sample.ancestral import Posterior
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, stairs
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
@@ -191,8 +192,14 @@ class Method:
     time_conditioning: bool = False
     starts_from: str = ""
     """The methods whose checkpoint it distils, for the two-stage ones."""
+    posterior: Posterior = "plug-in"
+    """How its prediction enters the bridge when sampling; under masking both ways agree (docs/choices.md)."""
 
-    def __call__(self, process: Process | None, total: int | None = None, **choices: object) -> Objective:
+    def default_process(self, vocab: int) -> Process | None:
+        """The process that the paper runs it on."""
+        return None if self.process == "none" else masked(vocab) if self.process == "masked" else uniform(vocab)
+
+    def __call__(self, process: Process | None, total: int | None = None, **choices: Any) -> Objective:
         """The method's objective on a process it fits; unknown or misfit choices are refused by name."""
         if self.process == "none":
             fits, need = process is None, "no process: it predicts next tokens"
@@ -225,6 +232,6 @@ METHODS: dict[str, Method] = {
     "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
     "udlm": Method("UDLM", udlm, "uniform", time_conditioning=True),
     "duo": Method("DUO", duo, "uniform", time_conditioning=True),
-    "ucdlm": Method("UCDLM", ucdlm, "uniform", time_conditioning=True),
+    "ucdlm": Method("UCDLM", ucdlm, "uniform", time_conditioning=True, posterior="mixture"),
     "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo"),
 }

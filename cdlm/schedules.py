@@ -31,11 +31,13 @@ class Schedule:
         return y0 if self.jumps or x1 == x0 else y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
 
     def __str__(self) -> str:
-        values = [value for _, value in self.knots]
+        values = [number(value) for _, value in self.knots]
         if len(set(values)) == 1:
-            return number(values[0])
-        arrow = "; " if self.jumps else " -> "
-        return arrow.join(f"{number(value)} at {number(place)}" for place, value in self.knots)
+            return values[0]
+        if self.jumps:
+            return ", ".join([values[0], *(f"{number(y)} from {number(x)}" for x, y in self.knots[1:])])
+        flat = len(values) == 3 and values[0] == values[1]
+        return " -> ".join(values[1:] if flat else values) + (f" after {number(self.knots[1][0])}" if flat else "")
 
 
 def constant(value: float) -> Schedule:

@@ -10,7 +10,7 @@ import math
 import torch
 
 from cdlm.model.denoiser import Denoiser
-from cdlm.schedules import Schedule, constant, scaled_decay
+from cdlm.schedules import Schedule, constant, number, scaled_decay
 from cdlm.types import Index, LogLaw, Pair
 
 Group = tuple[Index, Index | LogLaw]
@@ -79,7 +79,9 @@ class Network:
         frozen = all(value == 1 for _, value in self.decay.knots)
         rule = "" if frozen else f"lambda {self.decay}"
         copies = (
-            f"{self.copies} copies" + (f" from {self.copy_from:.3g}" if self.copy_from else "") if self.copies else ""
+            f"{self.copies} copies" + (f" from {number(self.copy_from)}" if self.copy_from else "")
+            if self.copies
+            else ""
         )
         return f"network({', '.join(part for part in (rule, copies) if part) or 'frozen'})"
 

@@ -1,0 +1,53 @@
+# Two commands do all: `make demo` and `make test`. They need Python 3.11 or newer, and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: demo test soak gpu lint format clean help
+
+help:
+	@echo "make demo    install, train on two moons, draw the paper's first figure (runs/moons/moons.png)"
+	@echo "make test    install and run the tests"
+	@echo "make soak    the tests that take minutes"
+	@echo "make gpu     the tests that need an accelerator"
+	@echo "make lint    style and types"
+
+demo: $(VENV)/.installed
+	$(BIN)/cdlm moons --out runs/moons
+
+test: $(VENV)/.developed
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+
+soak: $(VENV)/.developed
+	$(BIN)/python -m pytest -m soak
+
+gpu: $(VENV)/.developed
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.developed
+	$(BIN)/ruff check cdlm tests
+	$(BIN)/ruff format --check cdlm tests
+	$(BIN)/mypy
+
+format: $(VENV)/.developed
+	$(BIN)/ruff check --fix cdlm tests
+	$(BIN)/ruff format cdlm tests
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cdlm needs Python 3.11 or newer; run: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing cdlm into $(VENV) (a minute or two the first time)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.developed: $(VENV)/.installed
+	@echo "installing what the tests need"
+	$(PIP) -e ".[dev]"
+	@touch $@

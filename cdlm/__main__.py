@@ -1,0 +1,23 @@
+"""`python -m cdlm` and `cdlm`: run the command line, and turn expected failures into one line of advice."""
+
+import sys
+
+import torch
+
+
+def main() -> None:
+    torch.set_flush_denormal(True)  # tiny probabilities make denormals, which slow a CPU down tenfold
+    try:
+        from cdlm.cli import cli
+    except ModuleNotFoundError as error:
+        sys.exit(f"cdlm: the command line needs {error.name}, which is not installed; run: pip install {error.name}")
+    try:
+        cli()
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.exit(f"cdlm: {error}")
+    except KeyboardInterrupt:
+        sys.exit("cdlm: stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Two moons from end to end: train methods side by side, sample with few and many steps, draw the paper's Figure 1."""
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from cdlm import __version__
+from cdlm.data.toy import Encoding, Moons
+from cdlm.devices import Device, Dtype, pick_device, weight_dtype
+from cdlm.exact import ancestral_law, listed, posterior, tabulate
+from cdlm.methods import METHODS, Method
+from cdlm.model import SIZES, Denoiser, save
+from cdlm.objective import Loss
+from cdlm.process import Process, masked
+from cdlm.rng import seeded
+from cdlm.sample import Posterior, Predictor, ancestral, uniform_grid
+from cdlm.train.loop import fit
+
+EXACT = "exact"
+DATA = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class MoonsConfig:
+    """Train methods on quantised two moons and compare what they sample at few and many steps."""
+
+    methods: tuple[str, ...] = ("mdlm", "mcdlm", "mcdlm:kappa=0")
+    """Rows of the figure: methods, with choices after a colon (`mcdlm:kappa=0,low=0.25`)."""
+    sampling_steps: tuple[int, ...] = (1, 2, 3, 5, 10, 20, 50)
+    """Columns of the figure."""
+    encoding: Encoding = "pair"
+    """A point as two tokens (column, row), or as base-4 digits from coarse to fine."""
+    bins: int = 64
+    """Cells along each axis."""
+    train_steps: int = 2000
+    """Optimiser steps for each method."""
+    batch: int = 512
+    """Points in a batch."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    samples: int = 20_000
+    """Points drawn for each cell of the figure."""
+    seed: int = 0
+    """Fixes data, noise and initial weights."""
+    device: Device = "auto"
+    """Where to compute."""
+    dtype: Dtype = "float32"
+    """Precision of the network."""
+    out: Path = Path("runs/moons")
+    """Folder for moons.png, moons.json and the trained models."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_steps", "batch", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
+        if not self.sampling_steps or min(self.sampling_steps) < 1:
+            raise ValueError("--sampling-steps takes whole numbers from 1 up")
+        for spec in self.methods:
+            parse_method(spec)
+        Moons(self.bins, encoding=self.encoding)
+        pick_device(self.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of the figure: what a method draws in that many steps, from samples and from the exact law."""
+
+    method: str
+    steps: int
+    manifold: float
+    """Fraction of the drawn points on the manifold."""
+    tv: float
+    """Total variation between the histogram of the points and the data law; its noise floor is the `tv` of the data."""
+    manifold_law: float
+    """The same fraction under the sampler's exact law, by enumeration."""
+    tv_law: float
+    """Total variation between the sampler's exact law and the data law."""
+
+
+def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
+    """`mcdlm:kappa=0,steps=staged` as a method and its choices."""
+    slug, _, rest = spec.partition(":")
+    usable = [slug for slug, method in METHODS.items() if method.process != "none" and not method.starts_from]
+    if slug not in usable:
+        raise ValueError(f"unknown method {slug!r} for two moons; choose from {', '.join(usable)}")
+    method = METHODS[slug]
+    choices: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
+        default = (method.objective.__kwdefaults__ or {}).get(name)
+        try:
+            choices[name] = (
+                value == "true" if isinstance(default, bool) else type(default)(value) if default is not None else value
+            )
+        except ValueError:
+            raise ValueError(f"{name} takes a {type(default).__name__}; got {value!r} in {spec!r}") from None
+    method(method.default_process(2), **choices)
+    return method, choices
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the figure: something to sample from."""
+
+    predict: Predictor
+    process: Process
+    posterior: Posterior
+
+
+def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]:
+    """Train, sample, measure, draw; returns the table, which `out` also holds as JSON, beside the picture."""
+    console = console or Console()
+    config.out.mkdir(parents=True, exist_ok=True)
+    device, began = pick_device(config.device), time.perf_counter()
+    moons = Moons(config.bins, encoding=config.encoding)
+    truth = moons.sample(seeded(config.seed, "truth", batch=config.samples))
+    pictures: dict[tuple[str, int], Float[Tensor, "bins bins"]] = {(DATA, 0): _histogram(moons, truth)}
+    cells = [_measure(moons, DATA, 0, pictures[DATA, 0], moons.law)]
+    losses: dict[str, list[float]] = {spec: [] for spec in config.methods}
+    with Progress(console=console) as progress:
+        hops = (len(config.methods) + 1) * len(config.sampling_steps)
+        work = progress.add_task("two moons", total=len(config.methods) * config.train_steps + hops)
+
+        def note(spec: str, loss: Loss) -> None:
+            losses[spec].append(loss.total.item())
+            progress.update(work, advance=1, description=f"training {spec}")
+
+        for spec in (EXACT, *config.methods):
+            row = exact_row(moons) if spec == EXACT else train_row(config, spec, moons, device, note)
+            for steps in config.sampling_steps:
+                progress.update(work, advance=1, description=f"sampling {spec}, {steps} steps")
+                rng = seeded(config.seed, "sample", steps, batch=config.samples)
+                start, grid = row.process.start(moons.length, rng("start")), uniform_grid(steps)
+                drawn = ancestral(row.predict, row.process, start, grid, rng, row.posterior)
+                law = ancestral_law(row.predict, row.process, moons.length, grid, row.posterior)
+                pictures[spec, steps] = _histogram(moons, drawn)
+                cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
+    seconds = round(time.perf_counter() - began, 1)
+    result = {
+        "config": {**dataclasses.asdict(config), "out": str(config.out)},
+        "version": __version__,
+        "device": str(device),
+        "torch": torch.__version__,
+        "seconds": seconds,
+        "cells": [dataclasses.asdict(cell) for cell in cells],
+        "losses": losses,
+    }
+    (config.out / "moons.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw_figure(config, moons, pictures, cells, config.out / "moons.png")
+    console.print(table(config, cells))
+    console.print(f"{seconds} s on {device}; wrote {config.out / 'moons.png'} and {config.out / 'moons.json'}")
+    return cells
+
+
+def exact_row(moons: Moons) -> Row:
+    """The Bayes predictor f*: what a perfectly trained masked model would predict."""
+    process = masked(moons.vocab)
+    return Row(posterior(moons.law, process, moons.length), process, "plug-in")
+
+
+def train_row(
+    config: MoonsConfig, spec: str, moons: Moons, device: torch.device, note: Callable[[str, Loss], None]
+) -> Row:
+    """Train one method; its averaged weights go to the output folder."""
+    method, choices = parse_method(spec)
+    process = method.default_process(moons.vocab)
+    assert process is not None
+    torch.manual_seed(config.seed)
+    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning)
+    average = fit(
+        Denoiser(shape, process).to(device, weight_dtype(device, config.dtype)),
+        method(process, config.train_steps, **choices),
+        lambda step: moons.sample(seeded(config.seed, "data", step, batch=config.batch)),
+        lr=config.lr,
+        seed=config.seed,
+        dtype=config.dtype,
+        on_step=lambda step, loss: note(spec, loss),
+    )
+    save(average, config.out / re.sub("[:=,]", "-", spec))
+    return Row(tabulate(average, moons.length), process, method.posterior)
+
+
+def table(config: MoonsConfig, cells: list[Cell]) -> Table:
+    """Manifold fraction and total variation, methods by steps: of the samples, and in brackets of the exact law."""
+    floor = next(cell for cell in cells if cell.method == DATA)
+    shown = Table(
+        title="fraction on the manifold / total variation; samples (exact law of the sampler)",
+        caption=f"{config.samples:,} points a cell; {config.samples:,} points of the data itself score "
+        f"{floor.manifold:.3f} / {floor.tv:.3f} ({floor.manifold_law:.3f} / 0)",
+    )
+    shown.add_column("steps", justify="right")
+    for spec in (EXACT, *config.methods):
+        shown.add_column("exact f*" if spec == EXACT else spec)
+    for steps in config.sampling_steps:
+        row = [cell for cell in cells if cell.steps == steps]
+        shown.add_row(
+            str(steps),
+            *(f"{c.manifold:.3f} / {c.tv:.3f} ({c.manifold_law:.3f} / {c.tv_law:.3f})" for c in row),
+        )
+    return shown
+
+
+def draw_figure(
+    config: MoonsConfig,
+    moons: Moons,
+    pictures: dict[tuple[str, int], Float[Tensor, "bins bins"]],
+    cells: list[Cell],
+    path: Path,
+) -> None:
+    """Methods down, steps across, the data beside them; each panel with its two numbers."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows, columns = (EXACT, *config.methods), (*config.sampling_steps, 0)
+    figure = Figure(figsize=(1.75 * len(columns) + 0.6, 1.5 * len(rows) + 0.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    (x_low, x_high), (y_low, y_high) = ((edge[0].item(), edge[-1].item()) for edge in moons.edges)
+    top = float(moons.histogram.max())
+    found = {(cell.method, cell.steps): cell for cell in cells}
+    for i, spec in enumerate(rows):
+        for j, steps in enumerate(columns):
+            key = (spec, steps) if steps else (DATA, 0)
+            axis, cell = axes[i][j], found[key]
+            picture = pictures[key].T.numpy()
+            axis.imshow(
+                picture**0.5,
+                origin="lower",
+                extent=(x_low, x_high, y_low, y_high),
+                cmap="magma_r",
+                vmin=0,
+                vmax=top**0.5,
+                aspect="auto",
+                interpolation="nearest",
+            )
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.set_xlabel(f"on {cell.manifold:.2f}   TV {cell.tv:.2f}", fontsize=8, labelpad=2)
+            if i == 0:
+                axis.set_title("data" if not steps else f"{steps} step{'s' * (steps > 1)}", fontsize=10)
+            if j == 0:
+                name = "exact f*" if spec == EXACT else _title(spec)
+                axis.set_ylabel(name, fontsize=9)
+    figure.suptitle("Two moons: what each model draws in a number of steps", fontsize=11)
+    figure.savefig(path, dpi=130)
+
+
+def _title(spec: str) -> str:
+    method, choices = parse_method(spec)
+    return "\n".join([method.name, *(f"{name} {value}" for name, value in choices.items())])
+
+
+def _histogram(moons: Moons, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "bins bins"]:
+    column, row = moons.decode(tokens).unbind(-1)
+    count = torch.bincount(column * moons.bins + row, minlength=moons.bins**2)
+    return (count / count.sum()).double().view(moons.bins, moons.bins)
+
+
+def _measure(
+    moons: Moons, method: str, steps: int, drawn: Float[Tensor, "bins bins"], law: Float[Tensor, "all"]
+) -> Cell:
+    column, row = moons.decode(listed(moons.vocab, moons.length)).unbind(-1)
+    return Cell(
+        method=method,
+        steps=steps,
+        manifold=float(drawn[moons.manifold].sum()),
+        tv=float((drawn - moons.histogram).abs().sum() / 2),
+        manifold_law=float(law[moons.manifold[column, row]].sum()),
+        tv_law=float((law - moons.law).abs().sum() / 2),
+    )

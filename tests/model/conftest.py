@@ -1,0 +1,25 @@
+"""Small networks with random weights, none of them zero."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cdlm.model import Architecture, Denoiser
+from cdlm.process import Process
+
+VOCAB = 7
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Denoiser]:
+    def build(process: Process | None = None, *, seed: int = 0, fresh: bool = False, **shape) -> Denoiser:
+        sizes = {"hidden": 16, "blocks": 2, "heads": 2, "cond": 8, "dropout": 0.0, "causal": process is None}
+        net = Denoiser(Architecture(**{**sizes, **shape}), process, vocab=VOCAB if process is None else None)
+        torch.manual_seed(seed)
+        if not fresh:
+            for parameter in net.parameters():
+                torch.nn.init.normal_(parameter, 0, 0.3)
+        return net
+
+    return build

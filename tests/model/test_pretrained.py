@@ -1,0 +1,270 @@
+"""Model folders: what is written comes back, and what is not a model is refused by name."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cdlm.model import LayoutError, load, save
+from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
+
+V = 7
+PROCESSES = {
+    "masked": masked(V),
+    "masked-cosine": masked(V, Cosine(0.02)),
+    "uniform": uniform(V, LogLinear(1e-4)),
+    "unigram": unigram(torch.arange(1.0, V + 1)),
+    "mask-and-unigram": unigram(torch.arange(1.0, V + 2), vocab=V),
+    "ar": None,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, tiny):
+    """A good folder, to be spoilt."""
+    return save(tiny(masked(V)), tmp_path / "model")
+
+
+def spoil_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        if value is None:
+            del config[name]
+        else:
+            config[name] = value
+    path.write_text(json.dumps(config))
+
+
+def spoil_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_round_trip(process, conditioned, tiny, tmp_path):
+    net = tiny(process, time_conditioning=conditioned, dropout=0.25).train()
+    again = load(save(net, tmp_path / "a" / "b"))
+    assert again.shape == net.shape
+    assert again.vocab == net.vocab
+    assert not again.training
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+    if process is None:
+        assert again.process is None
+    else:
+        assert again.process.noise == process.noise
+        assert again.process.name == process.name
+        assert torch.equal(again.process.prior, process.prior)
+        assert again.process.prior.dtype == torch.float64
+    x = torch.randint(V if process is None else process.states, (2, 5))
+    assert torch.equal(again(x, 0.4), net.eval()(x, 0.4))
+
+
+def test_saving_twice_writes_the_same_bytes(tiny, tmp_path):
+    net = tiny(masked(V))
+    first, second = save(net, tmp_path / "1"), save(load(tmp_path / "1"), tmp_path / "2")
+    for name in ("config.json", "model.safetensors"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_folder_can_be_overwritten(tiny, tmp_path):
+    save(tiny(masked(V), seed=1), tmp_path)
+    save(tiny(uniform(V), seed=2), tmp_path)
+    assert load(tmp_path).process.name == "uniform"
+
+
+def test_config_is_plain_json_that_says_what_it_is(folder):
+    config = json.loads((folder / "config.json").read_text())
+    assert config["format"] == "cdlm"
+    assert config["version"] == 1
+    assert config["vocab"] == V
+    assert config["process"]["name"] == "masked"
+    assert config["architecture"]["hidden"] == 16
+
+
+def test_public_checkpoint_without_its_mask_row(peers):
+    net = load(peers / "mdlm-hf-tiny")
+    assert net.process.name == "masked"
+    assert net.vocab == 96
+    assert net.process.noise == LogLinear()
+    raw = load_file(peers / "mdlm-hf-tiny" / "model.safetensors")
+    assert torch.equal(net.backbone.vocab_embed.embedding, raw["backbone.vocab_embed.embedding"])
+    assert torch.equal(net.backbone.output_layer.linear.weight, raw["backbone.output_layer.linear.weight"][:96])
+    assert torch.equal(net.backbone.output_layer.linear.bias, raw["backbone.output_layer.linear.bias"][:96])
+
+
+def test_public_checkpoint_can_be_saved_as_ours(peers, tmp_path):
+    net = load(peers / "mdlm-hf-tiny")
+    again = load(save(net, tmp_path))
+    x = torch.randint(97, (1, 9))
+    assert torch.equal(again(x, 0.5), net(x, 0.5))
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(
+        LayoutError, match=r"nowhere is not a model folder: it needs config\.json and model\.safetensors"
+    ):
+        load(tmp_path / "nowhere")
+
+
+def test_missing_config(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(LayoutError, match=r"it needs config\.json"):
+        load(folder)
+
+
+def test_missing_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(LayoutError, match=r"has a config\.json but no model\.safetensors; copy the weights"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.99])
+def test_truncated_weights(folder, kept):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
+    with pytest.raises(LayoutError, match=r"model\.safetensors is damaged .*; fetch or write it again"):
+        load(folder)
+
+
+def test_weights_that_are_something_else(folder):
+    (folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 50)
+    with pytest.raises(LayoutError, match=r"model\.safetensors is damaged"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "not json", "\x00"])
+def test_bad_json(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(LayoutError, match=r"config\.json is not valid JSON"):
+        load(folder)
+
+
+def test_binary_config(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(LayoutError, match=r"config\.json is not valid JSON"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"mdlm"', "null"])
+def test_json_that_is_no_object(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(LayoutError, match=r"config\.json must hold a JSON object"):
+        load(folder)
+
+
+def test_foreign_model(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(LayoutError, match="describes 'gpt2'; readable are folders of cdlm and of mdlm") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_foreign_format(folder):
+    spoil_config(folder, format="onnx")
+    with pytest.raises(LayoutError, match="describes 'onnx'"):
+        load(folder)
+
+
+def test_newer_version(folder):
+    spoil_config(folder, version=2)
+    with pytest.raises(LayoutError, match=r"written by a newer version \(format 2, this one reads 1\); upgrade cdlm"):
+        load(folder)
+
+
+@pytest.mark.parametrize("field", ["version", "architecture", "process", "vocab"])
+def test_missing_field(folder, field):
+    spoil_config(folder, **{field: None})
+    with pytest.raises(LayoutError, match=rf"config\.json lacks '{field}'") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_unknown_field_of_the_architecture(folder):
+    config = json.loads((folder / "config.json").read_text())
+    spoil_config(folder, architecture={**config["architecture"], "colour": 3})
+    with pytest.raises(LayoutError, match="colour"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["backbone.blocks.1.attn_qkv.weight", "backbone.output_layer.linear.bias"])
+def test_missing_tensor(folder, name):
+    spoil_tensors(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(LayoutError, match=rf"tensor '{name}' is missing from model\.safetensors") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_missing_prior(folder):
+    spoil_tensors(folder, lambda tensors: tensors.pop("prior"))
+    with pytest.raises(LayoutError, match=r"'prior' is missing from model\.safetensors"):
+        load(folder)
+
+
+def test_wrong_shape(folder):
+    name = "backbone.blocks.0.mlp.0.weight"
+    spoil_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(64, 15)}))
+    with pytest.raises(LayoutError, match=rf"tensor '{name}' has the shape \(64, 15\), .* implies \(64, 16\)"):
+        load(folder)
+
+
+def test_extra_tensor(folder):
+    spoil_tensors(folder, lambda tensors: tensors.update({"backbone.blocks.2.norm1.weight": torch.ones(16)}))
+    with pytest.raises(LayoutError, match=r"unknown tensor 'backbone\.blocks\.2\.norm1\.weight'"):
+        load(folder)
+
+
+def test_config_and_weights_of_different_models(folder):
+    config = json.loads((folder / "config.json").read_text())
+    spoil_config(folder, architecture={**config["architecture"], "blocks": 3})
+    with pytest.raises(LayoutError, match=r"tensor 'backbone\.blocks\.2\.\S+' is missing"):
+        load(folder)
+
+
+def test_vocabulary_that_does_not_fit_the_prior(folder):
+    spoil_config(folder, vocab=50)
+    with pytest.raises(LayoutError, match="prior") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_architecture_that_does_not_divide(folder):
+    config = json.loads((folder / "config.json").read_text())
+    spoil_config(folder, architecture={**config["architecture"], "heads": 3})
+    with pytest.raises(LayoutError, match="heads 3") as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_unknown_noise_schedule(folder):
+    config = json.loads((folder / "config.json").read_text())
+    spoil_config(folder, process={**config["process"], "noise": "geometric"})
+    with pytest.raises(LayoutError, match="log-linear") as error:  # the message offers what there is
+        load(folder)
+    assert "geometric" in str(error.value)
+
+
+def test_damaged_public_checkpoint(peers, tmp_path):
+    folder = tmp_path / "mdlm"
+    shutil.copytree(peers / "mdlm-hf-tiny", folder)
+    spoil_tensors(folder, lambda tensors: tensors.pop("backbone.output_layer.linear.weight"))
+    with pytest.raises(LayoutError, match=r"tensor 'backbone\.output_layer\.linear\.weight' is missing"):
+        load(folder)
+    shutil.copy(peers / "mdlm-hf-tiny" / "model.safetensors", folder)
+    spoil_config(folder, n_heads=None)
+    with pytest.raises(LayoutError, match=r"config\.json lacks 'n_heads'"):
+        load(folder)
+
+
+def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_path):
+    folder = tmp_path / "mdlm"
+    shutil.copytree(peers / "mdlm-hf-tiny", folder)
+    spoil_tensors(folder, lambda tensors: tensors.update({"backbone.rotary_emb.inv_freq": torch.ones(8)}))
+    x = torch.randint(97, (1, 9))
+    assert torch.equal(load(folder)(x, 0.5), load(peers / "mdlm-hf-tiny")(x, 0.5))
