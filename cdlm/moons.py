@@ -43,11 +43,11 @@ class MoonsConfig:
     """A point as two tokens (column, row), or as base-4 digits from coarse to fine."""
     bins: int = 64
     """Cells along each axis."""
-    train_steps: int = 2000
+    train_steps: int = 1000
     """Optimiser steps for each method."""
     batch: int = 512
     """Points in a batch."""
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Peak learning rate."""
     samples: int = 20_000
     """Points drawn for each cell of the figure."""
@@ -124,6 +124,7 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
     """Train, sample, measure, draw; returns the table, which `out` also holds as JSON, beside the picture."""
     console = console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # a network this small gains nothing from threads, and loses much where cores are busy
     device, began = pick_device(config.device), time.perf_counter()
     moons = Moons(config.bins, encoding=config.encoding)
     truth = moons.sample(seeded(config.seed, "truth", batch=config.samples))
@@ -179,7 +180,7 @@ def train_row(
     process = method.default_process(moons.vocab)
     assert process is not None
     torch.manual_seed(config.seed)
-    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning)
+    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning, absolute=moons.length)
     average = fit(
         Denoiser(shape, process).to(device, weight_dtype(device, config.dtype)),
         method(process, config.train_steps, **choices),

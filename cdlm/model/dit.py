@@ -31,6 +31,9 @@ class Architecture:
     """Whether the network is told the noise level; if not, the embedding sees a constant, as in MDLM."""
     causal: bool = False
     """Left-to-right attention without modulation: the autoregressive baseline."""
+    absolute: int = 0
+    """Learned embeddings for this many absolute positions; 0 for rotary ones alone, as in MDLM, which cannot tell the
+    positions of a fully masked sequence apart (every value that attention mixes is the same)."""
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.hidden // self.heads % 2:
@@ -143,6 +146,8 @@ class DiT(nn.Module):
         super().__init__()
         self.shape = shape
         self.vocab_embed = Embedding(inputs, shape.hidden)
+        if shape.absolute:
+            self.position_embed = nn.Parameter(0.02 * torch.randn(shape.absolute, shape.hidden))
         if not shape.causal:
             self.sigma_map = NoiseEmbedding(shape.cond)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
@@ -150,6 +155,10 @@ class DiT(nn.Module):
 
     def forward(self, x: Tokens | Mixture, level: Float[Tensor, "b"]) -> Hidden:
         h = self.vocab_embed(x)
+        if self.shape.absolute:
+            if h.shape[1] > self.shape.absolute:
+                raise ValueError(f"this network knows {self.shape.absolute} positions; got a length of {h.shape[1]}")
+            h = h + self.position_embed[: h.shape[1]]
         c = None if self.shape.causal else F.silu(self.sigma_map(level))
         rotary = rotary_table(h.shape[1], self.shape.hidden // self.shape.heads, h.device)
         for block in self.blocks:

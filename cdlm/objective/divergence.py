@@ -2,7 +2,8 @@
 
 The first argument is the target, the second the student, as in Eq. (8) (Eq. (6) writes them the other way round); so
 `kl` is KL(P || Q), the forward one. A target is a row of log-probabilities or, for a point mass, a token id, for
-which every divergence has a closed form. All share one signature; only `rate_kl` looks at the pair.
+which every divergence has a closed form. Rows are finite: certainty is an id, never -inf. All share one
+signature; only `rate_kl` looks at the pair.
 """
 
 import functools

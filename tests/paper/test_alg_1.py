@@ -101,7 +101,7 @@ def test_steps_by_hand(kind, name):
 
 
 def test_target_is_stopped():
-    """No gradient reaches the target network, and the student's gradient treats the target as a constant."""
+    """sg[.]: no gradient reaches the target network, even one whose weights could take it."""
     process = PROCESSES["uniform"]
     times = Times(constant(1 / 4), constant(1 / 4))
     term = Term("consistency", times, Bridge(process), Network(), divergence("jsd"), inverse_step)

@@ -82,10 +82,10 @@ def test_sampled_bridge_follows_the_law(kind, noise):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_bridge_of_a_predicted_law(kind):
-    """With a law in place of x_0, the draw follows Eq. (2) for the mixture of its point masses."""
+    """With a law in place of x_0, the draw follows Eq. (2) for the mixture of its point masses; visible tokens stay."""
     w, s, t, b, l = world(kind, l=1), 0.35, 0.8, 500, 100
     k = len(w.pi)
-    laws = [[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.05, 0.9, 0.05], [0.45, 0.1, 0.45]]
+    laws = [[0.0, 0.7, 0.3], [0.2, 0.2, 0.6], [0.05, 0.9, 0.05], [0.45, 0.1, 0.45]]
     law = torch.tensor(laws[:k], dtype=torch.float64)
     x_t = torch.arange(k)[:, None].expand(k, l).repeat(1, b).view(k * b, l)
     log_law = law.log()[:, None].expand(k, b, VOCAB).reshape(k * b, 1, VOCAB).expand(k * b, l, VOCAB)
