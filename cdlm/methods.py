@@ -7,7 +7,7 @@ method is a new function here.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cdlm.objective.consistency import Objective, Term
 from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
@@ -49,8 +49,10 @@ def duo(
 ) -> Objective:
     """DUO: UDLM after a curriculum of relaxed inputs in the first part of the run."""
     gaussian = Gaussian(process.vocab, gamma_min, gamma_max)
-    first = Schedule(((0.0, 1.0), (curriculum, 0.0)), jumps=True)
-    second = Schedule(((0.0, 0.0), (curriculum, 1.0)), jumps=True)
+    if not 0 <= curriculum <= 1:
+        raise ValueError(f"the curriculum is a share of the run, from 0 to 1; got {curriculum}")
+    first = Schedule(((0.0, 1.0), (curriculum, 0.0)), jumps=True) if curriculum else constant(0.0)
+    second = dataclasses.replace(first, knots=tuple((at, 1 - share) for at, share in first.knots))
     relaxed = Term("curriculum", MAX_STEP, Relaxed(process, gaussian, tau), Data(), rate_kl, unit, first)
     return Objective((relaxed, dataclasses.replace(_nelbo(process), share=second)), total)
 
@@ -199,28 +201,35 @@ class Method:
         """The process that the paper runs it on."""
         return None if self.process == "none" else masked(vocab) if self.process == "masked" else uniform(vocab)
 
+    def fits(self, process: Process | None) -> bool:
+        """Whether the method is defined on this process."""
+        if process is None or self.process == "none":
+            return process is None and self.process == "none"
+        if self.process == "masked" or self.objective in (duo, duo_dcd):
+            return process.name == self.process
+        return process.name != "masked"
+
     def __call__(self, process: Process | None, total: int | None = None, **choices: Any) -> Objective:
-        """The method's objective on a process it fits; unknown or misfit choices are refused by name."""
-        if self.process == "none":
-            fits, need = process is None, "no process: it predicts next tokens"
-        elif self.process == "masked":
-            fits, need = process is not None and process.name == "masked", "a masked process, such as masked(vocab)"
-        elif self.objective in (duo, duo_dcd):
-            fits, need = process is not None and process.name == "uniform", "the uniform process, uniform(vocab)"
-        else:
-            fits = process is not None and process.name != "masked"
-            need = "a process without absorbing mask, such as uniform(vocab) or unigram(law)"
-        if not fits:
+        """The method's objective on a process it fits; unknown choices and values are refused by name."""
+        if not self.fits(process):
+            need = {
+                "none": "no process: it predicts next tokens",
+                "masked": "a masked process, such as masked(vocab)",
+                "uniform": "the uniform process, uniform(vocab)",
+            }[self.process]
+            if self.objective in (udlm, ucdlm):
+                need = "a process without absorbing mask, such as uniform(vocab) or unigram(law)"
             given = "none" if process is None else process.name
-            instead = {"masked": "mdlm, mcdlm, mcdlm-pplopt, sdtt", "none": "ar"}.get(
-                given, "udlm, ucdlm, duo, duo-dcd"
-            )
-            raise ValueError(f"{self.name} needs {need}; for the process given ({given}) there are: {instead}")
-        known = self.objective.__kwdefaults__ or {}
-        for choice in choices:
+            others = ", ".join(slug for slug, method in METHODS.items() if method.fits(process))
+            raise ValueError(f"{self.name} needs {need}; for the process given ({given}) there are: {others}")
+        known, kinds = self.objective.__kwdefaults__ or {}, get_type_hints(self.objective)
+        for choice, value in choices.items():
             if choice not in known:
                 offered = ", ".join(known) or "none"
                 raise ValueError(f"{self.name} has no choice {choice!r}; it has: {offered}")
+            if get_origin(kinds[choice]) is Literal and value not in get_args(kinds[choice]):
+                offered = ", ".join(get_args(kinds[choice]))
+                raise ValueError(f"unknown {choice} {value!r} for {self.name}; choose from {offered}")
         return self.objective(process, **choices) if total is None else self.objective(process, total, **choices)
 
 

@@ -37,12 +37,12 @@ class Rng:
         return dataclasses.replace(self, rows=self.rows[index])
 
     def uniform(self, columns: int, device: torch.device | str = "cpu") -> Float[Tensor, "b columns"]:
-        """Uniforms strictly inside (0, 1), one for each row and column, of 53 bits (24 where there is no double)."""
+        """Uniforms strictly inside (0, 1), one for each row and column, of 52 bits (23 where there is no double)."""
         rows = self.rows.to(device)
         column = torch.arange(columns, device=device)
         h = _mix(self.key + (rows + 1) * _GOLDEN)
         h = _mix(h[:, None] + (column + 1) * _GOLDEN)
-        bits = 53 if wide(device) == torch.float64 else 24
+        bits = 52 if wide(device) == torch.float64 else 23  # one less than the mantissa: the largest stays below 1
         return (_shift(h, 64 - bits).to(wide(device)) + 0.5) * 2.0**-bits
 
     def integers(self, columns: int, high: int, device: torch.device | str = "cpu") -> Int[Tensor, "b columns"]:

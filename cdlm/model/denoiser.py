@@ -54,6 +54,8 @@ class Denoiser(nn.Module):
     def forward(self, x_t: Tokens, t: Time | float = 1.0) -> LogLaw:
         """f_theta(x_t, t) at every position, with carry-over and the boundary condition."""
         t = torch.as_tensor(t, dtype=torch.float64).cpu().expand(len(x_t))
+        if not bool(((t >= 0) & (t <= 1)).all()):
+            raise ValueError("times lie in [0, 1], where 0 is data and 1 is noise")
         if self.process is None:
             return self.head(self.features(x_t, torch.ones_like(t)))
         law = self.head(self.features(x_t, self.process.noise.alpha(t)))

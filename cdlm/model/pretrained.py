@@ -59,7 +59,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
                 f"its config.json describes {kind!r}; readable are folders of cdlm and of mdlm (model_type mdlm)"
             )
         _copy(tensors, denoiser)
-    except (LayoutError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
         raise LayoutError(f"cannot load {folder}: {reason}") from None
     return denoiser.to(device).eval()
@@ -86,7 +86,12 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
     shape = Architecture(**config["architecture"])
     if config["process"] is None:
         return Denoiser(shape, vocab=config["vocab"])
-    noise = SCHEDULES[config["process"]["noise"]](eps=config["process"]["eps"])
+    if "prior" not in tensors:
+        raise LayoutError("tensor 'prior' is missing from model.safetensors")
+    name = config["process"]["noise"]
+    if name not in SCHEDULES:
+        raise LayoutError(f"unknown noise schedule {name!r}; there are: {', '.join(SCHEDULES)}")
+    noise = SCHEDULES[name](eps=config["process"]["eps"])
     return Denoiser(shape, Process(config["vocab"], tensors.pop("prior"), noise))
 
 

@@ -63,6 +63,7 @@ class SharedNoise:
     gaussian: Gaussian
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        self.process.check_ids(x0)
         x_s, x_t = self.gaussian.shared(x0, s, t, rng)
         return _pair(self.process, x0, x_s, x_t, s, t, self.gaussian)
 
@@ -80,6 +81,7 @@ class Relaxed:
     top: int = 16
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        self.process.check_ids(x0)
         x_t, mixture = self.gaussian.relaxed(x0, t, self.tau, self.top, rng)
         pair = _pair(self.process, x0, x0, x_t, s, t, self.gaussian)
         return dataclasses.replace(pair, alpha_s=torch.ones_like(s), input=mixture)

@@ -121,6 +121,7 @@ def divergence(name: str, floor: float | None = None) -> Divergence:
 
 
 def describe(found: Divergence) -> str:
-    if isinstance(found, functools.partial):
-        return f"{describe(found.func)}, floor {found.keywords['floor']:.3g}"
-    return f"reverse_kl, floor {FLOOR:.3g}" if found is reverse_kl else getattr(found, "__name__", str(found))
+    """The name in the table of methods, with the floor where there is one."""
+    function, chosen = (found.func, found.keywords) if isinstance(found, functools.partial) else (found, {})
+    name = getattr(function, "__name__", str(function))
+    return f"{name}, floor {chosen.get('floor', FLOOR):.3g}" if function is reverse_kl else name

@@ -35,8 +35,8 @@ class Times:
     """Smallest t: bounds the weights 1/t and 1/delta (MDLM and DUO use 1e-3 too)."""
 
     def __post_init__(self) -> None:
-        ends = [value for schedule in (self.low, self.high) for _, value in schedule.knots]
-        if min(ends) <= 0 or max(ends) > 1 or self.low(0) > self.high(0) or self.low(1) > self.high(1):
+        places = [place for schedule in (self.low, self.high) for place, _ in (*schedule.knots, (1.0, 0.0))]
+        if not all(0 < self.low(place) <= self.high(place) <= 1 for place in places):
             raise ValueError(f"step sizes must satisfy 0 < low <= high <= 1; got low {self.low} and high {self.high}")
         if self.overshoot not in get_args(Overshoot):
             raise ValueError(f"unknown overshoot {self.overshoot!r}; choose from {', '.join(get_args(Overshoot))}")

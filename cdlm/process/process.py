@@ -78,7 +78,7 @@ class Process:
 
     def corrupt(self, x0: Tokens, t: Time | float, rng: Rng) -> Tokens:
         """x_t ~ q(x_t | x_0) = Cat(alpha_t x_0 + (1 - alpha_t) pi)."""
-        self._check_ids(x0)
+        self.check_ids(x0)
         alpha_t = self.noise.alpha(self._time(t, x0))
         keep = rng("keep").uniform(x0.shape[1], x0.device) < alpha_t
         return torch.where(keep, x0, self.start(x0.shape[1], rng, x0.device))
@@ -95,7 +95,7 @@ class Process:
             stay = torch.where(here, stay.to(wide(x_t.device)), 1.0)
             clean = categorical(x0, rng("data").uniform(x_t.shape[1], x_t.device))
         else:
-            self._check_ids(x0)
+            self.check_ids(x0)
             stay, clean = (x0 == x_t).to(wide(x_t.device)), x0
         route = self.route(x_t, stay, s, t, rng)
         noise = self.start(x_t.shape[1], rng, x_t.device)
@@ -125,7 +125,8 @@ class Process:
         _require((t >= 0) & (t <= 1), "times lie in [0, 1], where 0 is data and 1 is noise")
         return t
 
-    def _check_ids(self, x0: Tokens) -> None:
+    def check_ids(self, x0: Tokens) -> None:
+        """Data are clean tokens: the mask and anything else beyond the vocabulary is refused."""
         message = f"data ids lie in [0, {self.vocab}) for this vocabulary of {self.vocab}"
         if self.states > self.vocab:
             message += f"; the mask ({self.vocab}) is noise, not data"

@@ -205,6 +205,14 @@ def test_bridge_from_a_predicted_law_draws_the_plug_in_posterior(process):
             assert chi_square(counts, bayes(process, padded, z, 0.3, 0.8)) > P_MIN
 
 
+def test_visible_tokens_stay_even_where_the_prediction_rules_them_out():
+    for process in (PROCESSES["masked"], PROCESSES["unigram-with-gaps"]):
+        visible = [z for z in range(V) if process.prior[z] == 0]
+        x_t = torch.tensor([visible * 20])
+        law = torch.full((1, x_t.shape[1], V), 1 / (V - 1), dtype=torch.float64).scatter(-1, x_t[..., None], 0.0).log()
+        assert torch.equal(process.bridge(law, x_t, 0.2, 0.7, seeded(0, batch=1)), x_t)
+
+
 @every_process
 def test_bridge_to_time_zero_returns_the_data(process):
     x0 = torch.arange(V).repeat(8, 50)
