@@ -1,134 +1,173 @@
-"""The command line: `cdlm methods`, `cdlm moons`. Types and docstrings are its flags and help."""
+"""The command line. Every command is a typed configuration; its attribute docstrings are its help."""
 
 import dataclasses
-import time
-from typing import Annotated, Literal
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
 
-import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
 
-from cdlm.devices import Device, Dtype, autocast, pick_device, weight_dtype
-from cdlm.methods import METHODS
-from cdlm.model import SIZES, Architecture, Denoiser, frozen_copy
-from cdlm.moons import MoonsConfig, run_moons
-from cdlm.objective.divergence import describe
-from cdlm.rng import seeded
+from cdlm.config import RunConfig, read_config
 
-GPT2_VOCAB = 50_257
+Config = TypeVar("Config")
+
+
+def methods(arguments: list[str]) -> None:
+    """Print the table of methods; with --run, train each for one step."""
+    from cdlm.show import MethodsConfig, show_methods
+
+    show_methods(_parse(MethodsConfig, "methods", arguments), _console())
+
+
+def moons(arguments: list[str]) -> None:
+    """Train methods on two moons, sample with few steps, draw the figure."""
+    from cdlm.moons import MoonsConfig, run_moons
+
+    run_moons(_parse(MoonsConfig, "moons", arguments), _console())
+
+
+def prepare(arguments: list[str]) -> None:
+    """Turn text into tokens: .txt, .jsonl, .parquet or a dataset."""
+    from cdlm.data.prepare import PrepareConfig
+    from cdlm.data.prepare import prepare as run
+
+    run(_parse(PrepareConfig, "prepare", arguments, positional="files"), _console())
+
+
+def recipes(arguments: list[str]) -> None:
+    """List the named runs, what each reproduces and what it costs."""
+    from cdlm.show import show_recipes
+
+    _parse(Nothing, "recipes", arguments)
+    show_recipes(_console())
+
+
+def train(arguments: list[str]) -> None:
+    """Train a recipe, or the run.json of an earlier run: cdlm train RECIPE --data DIR."""
+    from cdlm.train.loop import Resume
+    from cdlm.train.loop import train as run
+
+    if not arguments or arguments[0].startswith("-"):
+        _fail(
+            "cdlm train takes a recipe or a run.json first, such as: cdlm train tiny-mcdlm --data DIR; see cdlm recipes"
+        )
+    default = _recipe(arguments[0])
+
+    @dataclasses.dataclass(frozen=True)
+    class Train:
+        """Train a model; nothing is lost if the machine dies: go on with --resume auto."""
+
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+        resume: Resume = "no"
+        """auto continues the run in --out if there is one; force does so although its settings differ."""
+
+    chosen = _parse(Train, f"train {arguments[0]}", arguments[1:])
+    run(chosen.config, chosen.resume)
+
+
+def plot(arguments: list[str]) -> None:
+    """Draw the curves of a run, or the schedules of a recipe."""
+    from cdlm.plot import plot_run, plot_schedules
+
+    chosen = _parse(Plot, "plot", arguments, positional="what")
+    run = Path(chosen.what)
+    if (run / "metrics.jsonl").is_file():
+        print(f"wrote {plot_run(run, chosen.out or run / 'curves.png')}")
+    elif run.exists():
+        _fail(f"{run} has no metrics.jsonl: it is not the folder of a run; give one, or a recipe")
+    else:
+        name = chosen.what.replace("/", "-")
+        out = chosen.out or Path(f"runs/schedules-{name}.png")
+        print(f"wrote {plot_schedules(_recipe(chosen.what), name, out)}")
+
+
+def sample(arguments: list[str]) -> None:
+    """Write text with a model or a run, also one that is still training."""
+    from cdlm.write import SampleConfig, write_texts
+
+    write_texts(_parse(SampleConfig, "sample", arguments, positional="model"), _console())
 
 
 @dataclasses.dataclass(frozen=True)
-class MethodsConfig:
-    """Print the table of methods, read off the objects themselves; with --run, train each for one step as well."""
-
-    run: Literal["no", "tiny", "small", "110m"] = "no"
-    """Also build this network, print its parameters, and run one training step of every method."""
-    vocab: int = GPT2_VOCAB
-    """Tokens without the mask."""
-    batch: int = 2
-    """Sequences in the step."""
-    length: int = 64
-    """Tokens in a sequence of the step."""
-    seed: int = 0
-    """Fixes weights, data and noise of the step."""
-    device: Device = "auto"
-    """Where to compute the step."""
-    dtype: Dtype = "float32"
-    """Precision of the step."""
-
-    def __post_init__(self) -> None:
-        if self.vocab < 2 or self.batch < 1 or self.length < 2:
-            raise ValueError("--vocab and --length must be at least 2, --batch at least 1")
+class Nothing:
+    """List the named runs, what each reproduces and what it costs."""
 
 
-def show_methods(config: MethodsConfig, console: Console) -> None:
-    table = Table(title="Every method is a choice of ingredients for Eq. (8)", show_lines=True)
-    for heading in (
-        "method",
-        "process",
-        "times (s, t)",
-        "coupling",
-        "target",
-        "D(target, student)",
-        "w",
-        "share",
-        "network",
-    ):
-        table.add_column(heading)
-    for slug, method in METHODS.items():
-        for i, term in enumerate(method(method.default_process(config.vocab)).terms):
-            network = "causal" if method.process == "none" else "bidirectional"
-            network += ", time-conditioned" * method.time_conditioning
-            network += f", from {method.starts_from}" if method.starts_from else ""
-            table.add_row(
-                f"{method.name} [{slug}]".replace("[", "\\[") if i == 0 else "",
-                method.process if i == 0 else "",
-                str(term.times),
-                str(term.coupling),
-                str(term.target),
-                describe(term.divergence),
-                term.weight.__name__,
-                str(term.share),
-                network if i == 0 else "",
-            )
-    console.print(table)
-    if config.run != "no":
-        run_steps(config, SIZES[config.run], console)
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw the curves of a run (loss, gradient, NELBO, entropy), or the schedules of a recipe (kappa, delta, lambda)."""
+
+    what: str
+    """The folder of a run, or the name of a recipe."""
+    out: Path | None = None
+    """The picture; RUN/curves.png or runs/schedules-RECIPE.png unless told otherwise."""
 
 
-def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> None:
-    """One forward, backward and optimiser step of every method on one network."""
-    device = pick_device(config.device)
-    table = Table(title=f"One step of {config.batch} x {config.length} tokens on {device}, {config.dtype}")
-    for heading in ("method", "parameters", "loss (nats per token)", "gradient norm", "seconds"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    x0 = seeded(config.seed, "tokens", batch=config.batch).integers(config.length, config.vocab).to(device)
-    with console.status("running one step of every method") as status:
-        for method in METHODS.values():
-            status.update(f"one step of {method.name}")
-            torch.manual_seed(config.seed)
-            causal = method.process == "none"
-            shape = dataclasses.replace(size, causal=causal, time_conditioning=method.time_conditioning)
-            denoiser = Denoiser(shape, method.default_process(config.vocab), vocab=config.vocab)
-            denoiser = denoiser.to(device, weight_dtype(device, config.dtype))
-            objective = method(denoiser.process)
-            target = frozen_copy(denoiser) if objective.network else None
-            if method.starts_from:  # a student that has moved a little away from its teacher
-                for parameter in denoiser.parameters():
-                    parameter.data += 0.02 * torch.randn_like(parameter)
-            optimizer = torch.optim.AdamW(denoiser.parameters(), lr=3e-4)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            with autocast(device, config.dtype):
-                loss = objective.loss(denoiser, target, x0, 0, seeded(config.seed, "step", batch=config.batch))
-            loss.total.backward()
-            norm = torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
-            optimizer.step()
-            cells = f"{denoiser.count():,}", f"{loss.total.item():.4f}", f"{norm.item():.3g}"
-            table.add_row(method.name, *cells, f"{time.perf_counter() - began:.2f}")
-    console.print(table)
-
-
-Command = (
-    Annotated[MethodsConfig, tyro.conf.subcommand("methods", prefix_name=False)]
-    | Annotated[MoonsConfig, tyro.conf.subcommand("moons", prefix_name=False)]
-)
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "methods": methods,
+    "moons": moons,
+    "recipes": recipes,
+    "prepare": prepare,
+    "train": train,
+    "plot": plot,
+    "sample": sample,
+}
 
 
 def cli(arguments: list[str] | None = None) -> None:
+    """Run `cdlm COMMAND ...`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(
+            "usage: cdlm COMMAND [--help] ...\n\nConsistent Diffusion Language Models: text by discrete diffusion in few steps.\n"
+        )
+        for name, command in COMMANDS.items():
+            print(f"  {name:<9} {(command.__doc__ or '').strip()}")
+        sys.exit(0 if arguments else 2)
+    if arguments[0] not in COMMANDS:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        _fail(
+            f"there is no command {arguments[0]!r}"
+            + (f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(COMMANDS)}")
+        )
+    COMMANDS[arguments[0]](arguments[1:])
+
+
+def _parse(kind: type[Config], name: str, arguments: list[str], positional: str | None = None) -> Config:
+    """The configuration that the arguments describe; one field may be given without its flag."""
+    if positional is not None:
+        kind = _with_positional(kind, positional)
+    return tyro.cli(kind, prog=f"cdlm {name}", args=arguments, config=(tyro.conf.FlagConversionOff,))
+
+
+def _with_positional(kind: type[Config], name: str) -> type[Config]:
+    """The same configuration with one field that needs no flag; the core itself does not import the parser."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    hint = next(field.type for field in fields if field.name == name)
+    extra = {"__annotations__": {name: tyro.conf.Positional[hint]}, "__doc__": kind.__doc__}
+    return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), extra))
+
+
+def _recipe(name: str) -> RunConfig:
+    from cdlm.recipes import RECIPES
+
+    if name in RECIPES:
+        return RECIPES[name].config
+    if name.endswith(".json"):
+        return read_config(Path(name))
+    near = difflib.get_close_matches(name, RECIPES, n=3)
+    _fail(f"there is no recipe {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "; see: cdlm recipes"))
+    raise AssertionError
+
+
+def _fail(message: str) -> None:
+    print(f"cdlm: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _console() -> Console:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    chosen = tyro.cli(
-        Command,
-        prog="cdlm",
-        description="Consistent Diffusion Language Models: text generation by discrete diffusion in few steps.",
-        args=arguments,
-    )
-    if isinstance(chosen, MethodsConfig):
-        show_methods(chosen, console)
-    else:
-        run_moons(chosen, console)
+    return console if console.is_terminal else Console(width=160)

@@ -244,3 +244,24 @@ METHODS: dict[str, Method] = {
     "ucdlm": Method("UCDLM", ucdlm, "uniform", time_conditioning=True, posterior="mixture"),
     "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo"),
 }
+
+
+def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
+    """A method and its choices from one word: `mcdlm`, `mcdlm:kappa=0,steps=staged`."""
+    slug, _, rest = spec.partition(":")
+    if slug not in METHODS:
+        raise ValueError(f"unknown method {slug!r}; choose from {', '.join(METHODS)}")
+    method = METHODS[slug]
+    choices: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
+        kind = type((method.objective.__kwdefaults__ or {}).get(name, ""))
+        try:
+            choices[name] = {"true": True, "false": False}[value] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            takes = "true or false" if kind is bool else f"a {kind.__name__}"
+            raise ValueError(f"{name} takes {takes}; got {value!r} in {spec!r}") from None
+    method(method.default_process(2), **choices)
+    return method, choices

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,16 +15,18 @@ from rich.table import Table
 from torch import Tensor
 
 from cdlm import __version__
+from cdlm.config import RunConfig
 from cdlm.data.toy import Encoding, Moons
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
 from cdlm.exact import ancestral_law, listed, posterior, tabulate
-from cdlm.methods import METHODS, Method
+from cdlm.methods import parse_method
 from cdlm.model import SIZES, Denoiser, save
-from cdlm.objective import Loss
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
 from cdlm.sample import Posterior, Predictor, ancestral, uniform_grid
-from cdlm.train.loop import fit
+from cdlm.train.distributed import World
+from cdlm.train.learner import learner, take_step
+from cdlm.types import Tokens
 
 EXACT = "exact"
 DATA = "data"
@@ -67,7 +68,11 @@ class MoonsConfig:
         if not self.sampling_steps or min(self.sampling_steps) < 1:
             raise ValueError("--sampling-steps takes whole numbers from 1 up")
         for spec in self.methods:
-            parse_method(spec)
+            method, _ = parse_method(spec)
+            if method.process == "none" or method.starts_from:
+                raise ValueError(
+                    f"{spec} does not fit two moons: choose a diffusion method that starts from random weights"
+                )
         Moons(self.bins, encoding=self.encoding)
         pick_device(self.device)
 
@@ -86,29 +91,6 @@ class Cell:
     """The same fraction under the sampler's exact law, by enumeration."""
     tv_law: float
     """Total variation between the sampler's exact law and the data law."""
-
-
-def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
-    """`mcdlm:kappa=0,steps=staged` as a method and its choices."""
-    slug, _, rest = spec.partition(":")
-    usable = [slug for slug, method in METHODS.items() if method.process != "none" and not method.starts_from]
-    if slug not in usable:
-        raise ValueError(f"unknown method {slug!r} for two moons; choose from {', '.join(usable)}")
-    method = METHODS[slug]
-    choices: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
-        default = (method.objective.__kwdefaults__ or {}).get(name)
-        try:
-            choices[name] = (
-                value == "true" if isinstance(default, bool) else type(default)(value) if default is not None else value
-            )
-        except ValueError:
-            raise ValueError(f"{name} takes a {type(default).__name__}; got {value!r} in {spec!r}") from None
-    method(method.default_process(2), **choices)
-    return method, choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +117,8 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
         hops = (len(config.methods) + 1) * len(config.sampling_steps)
         work = progress.add_task("two moons", total=len(config.methods) * config.train_steps + hops)
 
-        def note(spec: str, loss: Loss) -> None:
-            losses[spec].append(loss.total.item())
+        def note(spec: str, loss: float) -> None:
+            losses[spec].append(loss)
             progress.update(work, advance=1, description=f"training {spec}")
 
         for spec in (EXACT, *config.methods):
@@ -173,7 +155,7 @@ def exact_row(moons: Moons) -> Row:
 
 
 def train_row(
-    config: MoonsConfig, spec: str, moons: Moons, device: torch.device, note: Callable[[str, Loss], None]
+    config: MoonsConfig, spec: str, moons: Moons, device: torch.device, note: Callable[[str, float], None]
 ) -> Row:
     """Train one method; its averaged weights go to the output folder."""
     method, choices = parse_method(spec)
@@ -181,17 +163,25 @@ def train_row(
     assert process is not None
     torch.manual_seed(config.seed)
     shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning, absolute=moons.length)
-    average = fit(
-        Denoiser(shape, process).to(device, weight_dtype(device, config.dtype)),
-        method(process, config.train_steps, **choices),
-        lambda step: moons.sample(seeded(config.seed, "data", step, batch=config.batch)),
+    run = RunConfig(
+        spec,
+        network=shape,
+        steps=config.train_steps,
+        batch=config.batch,
         lr=config.lr,
         seed=config.seed,
         dtype=config.dtype,
-        on_step=lambda step, loss: note(spec, loss),
     )
-    save(average, config.out / re.sub("[:=,]", "-", spec))
-    return Row(tabulate(average, moons.length), process, method.posterior)
+    denoiser = Denoiser(shape, process).to(device, weight_dtype(device, config.dtype))
+    state = learner(run, denoiser, method(process, config.train_steps, **choices), World())
+
+    def batches(step: int, rows: Int[Tensor, "b"]) -> Tokens:
+        return moons.sample(seeded(config.seed, "data", step, batch=config.batch, rows=rows))
+
+    for step in range(config.train_steps):
+        note(spec, take_step(state, batches, step)["loss"].item())
+    save(state.average, config.out / re.sub("[:=,]", "-", spec))
+    return Row(tabulate(state.average, moons.length), process, method.posterior)
 
 
 def table(config: MoonsConfig, cells: list[Cell]) -> Table:

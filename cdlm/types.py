@@ -66,7 +66,7 @@ class Pair:
         device = index.device
 
         def rows(field: Tensor) -> Tensor:
-            field = field.to(device)
+            field = field.to(wide(device)).to(device) if field.is_floating_point() else field.to(device)
             return field[index // l] if field.dim() == 1 else field.flatten()[index]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")

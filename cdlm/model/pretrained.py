@@ -23,24 +23,37 @@ class LayoutError(ValueError):
 
 def save(denoiser: Denoiser, folder: str | Path) -> Path:
     """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in denoiser.state_dict().items()}
-    config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab": denoiser.vocab, "process": None}
-    config["architecture"] = dataclasses.asdict(denoiser.shape)
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior
-        noise = denoiser.process.noise
-        name = next(name for name, kind in SCHEDULES.items() if isinstance(noise, kind))
-        config["process"] = {"name": denoiser.process.name, "noise": name, **vars(noise)}
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(folder, describe(denoiser), tensors)
     return folder
 
 
+def describe(denoiser: Denoiser) -> dict[str, Any]:
+    """What a model folder's config.json says."""
+    config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab": denoiser.vocab, "process": None}
+    config["architecture"] = dataclasses.asdict(denoiser.shape)
+    if denoiser.process is not None:
+        noise = denoiser.process.noise
+        name = next(name for name, kind in SCHEDULES.items() if isinstance(noise, kind))
+        config["process"] = {"name": denoiser.process.name, "noise": name, **vars(noise)}
+    return config
+
+
+def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
-    """Open a model folder: one written by `save`, or a public MDLM checkpoint. Nothing is unpickled."""
-    folder = Path(folder)
+    """Open a model folder: one written by `save`, a run (its newest checkpoint), or a public MDLM checkpoint.
+
+    Nothing is unpickled.
+    """
+    folder = newest(Path(folder))
     config = _read_config(folder)
     try:
         tensors = load_file(folder / "model.safetensors")
@@ -63,6 +76,12 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
         reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
         raise LayoutError(f"cannot load {folder}: {reason}") from None
     return denoiser.to(device).eval()
+
+
+def newest(folder: Path) -> Path:
+    """The model folder meant: itself, or the newest checkpoint of a run."""
+    found = max((path for path in folder.glob("step-*") if (path / "state.json").is_file()), default=None)
+    return folder if found is None or (folder / "config.json").exists() else found
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cdlm.objective.divergence import Divergence
 from cdlm.objective.target import Network, Target
 from cdlm.objective.times import Times
 from cdlm.rng import Rng
-from cdlm.schedules import Schedule, constant
+from cdlm.schedules import PAPER_STEPS, Schedule, constant
 from cdlm.types import Mixture, Pair, Tokens
 
 
@@ -48,6 +48,8 @@ class Objective:
 
     terms: tuple[Term, ...]
     total: int
+    reference: int = PAPER_STEPS
+    """The run length that decays are quoted for."""
 
     def loss(self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
         """Eq. (8) for this batch, unbiased: the rows are split among the terms in proportion to their shares.
@@ -82,6 +84,10 @@ class Objective:
             means[term.name] = sums[term.name].detach() / pair.x0.numel()
         tokens = sum(pair.x0.numel() for _, pair in batch)
         return Loss(sum(shares) * torch.stack(list(sums.values())).sum() / tokens, means)
+
+    def lam(self, step: int) -> float:
+        """lambda of the target's update after this step; 1 (nothing to update) without a target network."""
+        return 1.0 if self.network is None else self.network.lam(step, self.total, self.reference)
 
     @property
     def network(self) -> Network | None:

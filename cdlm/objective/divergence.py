@@ -75,16 +75,17 @@ def rate_kl(*, target: Target, student: Rows, pair: Pair) -> Values:
     v, dtype, device = student.shape[-1], student.dtype, student.device
     prior = pair.prior.to(device, dtype)
     z = pair.x_t.to(device)
-    alpha, dalpha = pair.alpha_t.to(device, dtype), pair.dalpha_t.to(device, dtype)
+    alpha, beta = pair.alpha_t.to(device, dtype), (-pair.dalpha_t / pair.alpha_t).to(device, dtype)
+    noise = (1 - pair.alpha_t).to(device, dtype)  # before rounding: near t = 0 it is a small difference
     pi, mask = prior[:v], prior[v:].sum()  # mask: the prior mass of the mask state, 0 where there is none
     clean = z < v
     z_ = z.clamp(max=v - 1)
-    left = (1 - alpha)[:, None] * pi
+    left = noise[:, None] * pi
 
     def levels(log_law: Rows) -> tuple[Rows, Values]:
         """log m at every clean token, and at x_t."""
         log_m = torch.logaddexp(torch.log(alpha)[:, None] + log_law, torch.log(left))
-        return log_m, torch.where(clean, _pick(log_m, z_), torch.log((1 - alpha) * mask))
+        return log_m, torch.where(clean, _pick(log_m, z_), torch.log(noise * mask))
 
     log_q, log_qz = levels(student)
     if target.is_floating_point():
@@ -93,16 +94,14 @@ def rate_kl(*, target: Target, student: Rows, pair: Pair) -> Values:
         total = moved.sum(-1)  # the term y = x_t is zero by itself
     else:
         # m_P = (1 - alpha) pi everywhere but at x_0: one pass over the student, the rest are gathers.
-        at_x0 = (1 - alpha) * pi[target]
+        at_x0 = noise * pi[target]
         log_px = torch.log(alpha + at_x0)
-        log_pz = torch.where(z == target, log_px, torch.log((1 - alpha) * prior[z]))
+        log_pz = torch.where(z == target, log_px, torch.log(noise * prior[z]))
         gap = log_pz - log_qz
         others = left * (torch.log(left.clamp(min=torch.finfo(dtype).tiny)) - log_q - gap[:, None])
         total = others.sum(-1) - _pick(others, target) + torch.exp(log_px) * (log_px - _pick(log_q, target) - gap)
-        total = total - torch.where(clean & (z != target), _pick(others, z_), torch.zeros_like(total))
-    stays = (1 - alpha) * mask * (log_qz - log_pz) * clean  # the mask state, level with both laws
-    scale = -dalpha / alpha * prior[z]
-    return scale * ((total + stays - 1) * torch.exp(-log_pz) + torch.exp(-log_qz))
+    stays = noise * mask * (log_qz - log_pz) * clean  # the mask state, level with both laws
+    return beta * prior[z] * ((total + stays - 1) * torch.exp(-log_pz) + torch.exp(-log_qz))
 
 
 def _pick(rows: Rows, ids: Int[Tensor, "n"]) -> Values:

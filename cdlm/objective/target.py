@@ -10,7 +10,7 @@ import math
 import torch
 
 from cdlm.model.denoiser import Denoiser
-from cdlm.schedules import Schedule, constant, number, scaled_decay
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, number, scaled_decay
 from cdlm.types import Index, LogLaw, Pair
 
 Group = tuple[Index, Index | LogLaw]
@@ -32,7 +32,7 @@ class Data:
 class Network:
     """f at (x_s, s) with weights w of its own, gradient stopped; after each step w <- lambda w + (1 - lambda) theta.
 
-    lambda is an average's decay (quoted for the paper's 150,000 steps, scaled to the run's own length), 1 for a
+    lambda is an average's decay (quoted for a run of `reference` steps, scaled to the run's own length), 1 for a
     frozen teacher, and 0 at the end of each of `copies` equal spans of the run that lie at or after `copy_from`.
     """
 
@@ -62,7 +62,7 @@ class Network:
         rows = place.to(dense.device)[dense // l] * l + dense % l
         return [certain, (dense, network.head(hidden.flatten(0, 1)[rows.to(hidden.device)]))]
 
-    def lam(self, step: int, total: int) -> float:
+    def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.
 
         The average warms up as (1 + n) / (10 + n) after n updates, so that it does not remember the initial weights.
@@ -73,7 +73,7 @@ class Network:
             if crossed and spans >= math.ceil(self.copy_from * self.copies - 1e-9):
                 return 0.0
         decay = self.decay((step + 1) / total)
-        return decay if decay == 1 else min(scaled_decay(decay, total), (2 + step) / (11 + step))
+        return decay if decay == 1 else min(scaled_decay(decay, total, reference), (2 + step) / (11 + step))
 
     def __str__(self) -> str:
         frozen = all(value == 1 for _, value in self.decay.knots)

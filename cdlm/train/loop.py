@@ -1,63 +1,231 @@
-"""The training loop: one straight line from a batch to the next weights."""
+"""Training, top to bottom: data, networks, the loop, and everything that must survive a crash."""
 
-from collections.abc import Callable
+import dataclasses
+import json
+import math
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from cdlm.devices import Dtype, autocast
-from cdlm.model.average import frozen_copy, update
+from cdlm.config import RunConfig, to_json
+from cdlm.data.tokens import TokenFile, open_tokens
+from cdlm.devices import pick_device, weight_dtype
+from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective import Loss, Objective
-from cdlm.rng import seeded
+from cdlm.model.pretrained import describe, load
+from cdlm.objective import Objective
+from cdlm.process import SCHEDULES
 from cdlm.schedules import scaled_decay
+from cdlm.train import checkpoint
+from cdlm.train.distributed import World, anyone, join, leave
+from cdlm.train.learner import learner, take_step
+from cdlm.train.log import console_line, open_log, summarise
+from cdlm.train.validation import report, validate
 from cdlm.types import Tokens
 
+Resume = Literal["no", "auto", "force"]
 
-def fit(
-    denoiser: Denoiser,
-    objective: Objective,
-    batch_of: Callable[[int], Tokens],
-    *,
-    teacher: Denoiser | None = None,
-    lr: float = 3e-4,
-    warmup: float = 1 / 60,
-    clip: float = 1.0,
-    decay: float = 0.9999,
-    seed: int = 0,
-    dtype: Dtype = "float32",
-    on_step: Callable[[int, Loss], None] | None = None,
-) -> Denoiser:
-    """Train for `objective.total` steps on batch_of(step); returns the averaged weights, which are what to evaluate.
+FREE = {
+    *("out", "data", "init_from", "device", "parallel", "accumulate", "compile", "log_every", "valid_every"),
+    *("valid_batches", "samples", "sample_steps", "save_every", "keep", "track"),
+}
+"""Settings that may change when a run resumes: they move no weight, or only in the last digits."""
 
-    `warmup` is a share of the run; `decay` of the average is quoted for the paper's run length, like the target's.
-    """
-    device = denoiser.device
-    optimizer = torch.optim.AdamW(denoiser.parameters(), lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    target = frozen_copy(teacher or denoiser) if objective.network is not None else None
-    average = frozen_copy(denoiser)
-    denoiser.train()
-    for step in range(objective.total):
-        torch.manual_seed(seeded(seed, "dropout", step, batch=1).key)
-        x0 = batch_of(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / max(1.0, warmup * objective.total))
-        with autocast(device, dtype):
-            loss = objective.loss(denoiser, target, x0, step, seeded(seed, "train", step, batch=len(x0)))
-        if not torch.isfinite(loss.total):
-            raise FloatingPointError(
-                f"the loss is {loss.total.item()} at step {step}; terms: {_show(loss)}; lower --lr"
+
+def train(config: RunConfig, resume: Resume = "no") -> Path:
+    """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
+    device = pick_device(config.device)
+    world = join(config.parallel, device)
+    if config.batch % (world.size * config.accumulate):
+        raise ValueError(
+            f"--batch {config.batch} does not divide among {world.size} processes x {config.accumulate} micro-batches"
+        )
+    data, valid = open_tokens(config.data, "train"), open_tokens(config.data, "valid")
+    last = _last_checkpoint(config, resume)
+    network, method, objective = build(config, data.meta.vocab, device)
+    if world.first:
+        config.out.mkdir(parents=True, exist_ok=True)
+        _write_json(config.out / "run.json", to_json(config))
+        announce(config, network, method, objective, data, device, world)
+    state = learner(config, network, objective, world)
+    first, best = 0, None
+    if last is not None:
+        state.restore(last.step, last.tensors)
+        first, best = last.step, last.best
+        say(world, f"resuming after step {first:,}")
+    record = open_log(config, first) if world.first else None
+    stop = _listen()
+
+    def batches(step: int, rows: Tensor) -> Tokens:
+        return data.batch(step, config.seed, config.batch, rows, config.length).to(device)
+
+    def save(step: int) -> None:
+        tensors = state.state()
+        if world.first:
+            found = checkpoint.Checkpoint(
+                step, tensors, describe(network), to_json(config), best, config.data / "tokenizer.json"
             )
-        loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(denoiser.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if target is not None and objective.network is not None:
-            update(target, denoiser, objective.network.lam(step, objective.total))
-        update(average, denoiser, min(scaled_decay(decay, objective.total), (2 + step) / (11 + step)))
-        if on_step is not None:
-            on_step(step, loss)
-    return average
+            checkpoint.write(config.out, found, config.keep)
+
+    recent: list[dict[str, Tensor]] = []
+    clock, done = time.perf_counter(), first
+    try:
+        for step in range(first, config.steps):
+            recent.append(take_step(state, batches, step))
+            ended = step + 1 == config.steps
+            if (
+                device.type == "cpu"
+                or (step + 1) % config.log_every == 0
+                or (step + 1) % config.save_every == 0
+                or ended
+            ):
+                _check_finite(recent, step, config, device, world)
+            if (step + 1) % config.log_every == 0 or ended:
+                speed = (step + 1 - done) * config.batch * config.length / (time.perf_counter() - clock)
+                line = summarise(state, recent, step, speed)
+                if record is not None:
+                    record(line)
+                    print(console_line(line, config), flush=True)
+                recent, clock, done = [], time.perf_counter(), step + 1
+            stopping = anyone(stop(), world, device) if world.size == 1 or (step + 1) % 10 == 0 or ended else False
+            if ended or (config.valid_every and (step + 1) % config.valid_every == 0):
+                found = validate(state, method, valid, step)
+                if best is None or found["nelbo"] < best[0]:
+                    best = (found["nelbo"], step + 1)
+                if record is not None:
+                    record(found)
+                    report(found, config)
+                clock, done = time.perf_counter(), step + 1
+            if ended or stopping or (step + 1) % config.save_every == 0:
+                save(step + 1)
+                clock, done = time.perf_counter(), step + 1
+            if stopping and not ended:
+                say(world, f"stopped after step {step + 1:,}; go on with --resume auto")
+                break
+    finally:
+        leave()
+    found_last = checkpoint.latest(config.out)
+    if found_last is None:
+        raise ValueError(f"{config.out} already holds a finished run without checkpoints; choose another --out")
+    return found_last
 
 
-def _show(loss: Loss) -> str:
-    return ", ".join(f"{name} {value.item():.4g}" for name, value in loss.terms.items())
+def build(config: RunConfig, vocab: int, device: torch.device) -> tuple[Denoiser, Method, Objective]:
+    """The network (random, or from a model) and the objective of a run."""
+    method, choices = parse_method(config.method)
+    process = method.default_process(vocab)
+    if process is not None:
+        process = dataclasses.replace(process, noise=SCHEDULES[config.noise]())
+    objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference)
+    torch.manual_seed(config.seed)
+    network = Denoiser(config.network, process, vocab)
+    if config.init_from is not None:
+        given = load(config.init_from)
+        ours, theirs = describe(network), describe(given)
+        for part in (ours, theirs):
+            part["architecture"].pop("dropout")
+        for key in ("process", "vocab", "architecture"):
+            if ours[key] != theirs[key]:
+                raise ValueError(
+                    f"--init-from {config.init_from} does not fit: its {key} is {theirs[key]}, "
+                    f"this run's is {ours[key]}"
+                )
+        network.load_state_dict(given.state_dict())
+    return network.to(device, weight_dtype(device, config.dtype)), method, objective
+
+
+def announce(
+    config: RunConfig,
+    network: Denoiser,
+    method: Method,
+    objective: Objective,
+    data: TokenFile,
+    device: torch.device,
+    world: World,
+) -> None:
+    """What is about to run, with the decays as they are scaled to it."""
+    corpus = data.meta.splits["train"].tokens
+    seen = config.steps * config.batch * config.length
+    print(
+        f"{method.name} ({config.method}), {network.count():,} parameters, on {world.size} x {device}, {config.dtype}"
+    )
+    print(f"{config.steps:,} steps of {config.batch} x {config.length}: {seen / corpus:.2f} times {corpus:,} tokens")
+    decays = [("average", config.average)]
+    if objective.network is not None and (decay := objective.network.decay(0)) < 1:
+        decays.append(("target", decay))
+    for name, decay in decays:
+        scaled = scaled_decay(decay, config.steps, config.reference)
+        horizon = 1 / (1 - scaled) if scaled < 1 else math.inf
+        at = f"decay {decay:g} at {config.reference:,} steps"
+        print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
+
+
+def say(world: World, text: str) -> None:
+    if world.first:
+        print(text, flush=True)
+
+
+def _last_checkpoint(config: RunConfig, resume: Resume) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from, if any; a run is never overwritten, nor continued as something else."""
+    path = checkpoint.latest(config.out)
+    if path is None:
+        return None
+    if resume == "no":
+        raise ValueError(f"{config.out} already holds a run; continue it with --resume auto, or choose another --out")
+    found = checkpoint.read(path)
+    before, now = found.run_config, to_json(config)
+    changed = [
+        f"{key}: {before.get(key)} -> {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
+    ]
+    if changed and resume != "force":
+        raise ValueError(
+            f"{config.out} was started with other settings ({'; '.join(changed)}); "
+            "use the same, another --out, or --resume force"
+        )
+    return found
+
+
+def _check_finite(
+    recent: list[dict[str, Tensor]], step: int, config: RunConfig, device: torch.device, world: World
+) -> None:
+    """Stop at the first step whose loss or gradient is not a number, before it is saved."""
+    bad = not all(bool(torch.isfinite(value).all()) for line in recent for value in line.values())
+    if not anyone(bad, world, device):
+        return
+    first, names = step, ["another process"]
+    for back, line in enumerate(recent):
+        wrong = [f"{name} = {value.item()}" for name, value in line.items() if not bool(torch.isfinite(value).all())]
+        if wrong:
+            first, names = step - len(recent) + 1 + back, wrong
+            break
+    last = checkpoint.latest(config.out)
+    good = f"the last good checkpoint is {last}" if last else "no checkpoint was written yet"
+    raise FloatingPointError(f"not a finite number at step {first + 1}: {', '.join(names)}; {good}; try a lower --lr")
+
+
+def _listen() -> "Any":
+    """A function that tells whether SIGTERM or SIGINT has come; the second SIGINT interrupts at once."""
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, note)
+    except ValueError:  # not in the main thread: signals are somebody else's
+        pass
+    return lambda: bool(caught)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(values, indent=1) + "\n")
+    aside.replace(path)

@@ -1,0 +1,168 @@
+"""The description of a training run: plain values that a JSON file holds, validated before anything is computed."""
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from cdlm.devices import Device, Dtype
+from cdlm.methods import parse_method
+from cdlm.model.dit import Architecture
+from cdlm.schedules import PAPER_STEPS
+
+Parallel = Literal["none", "ddp", "fsdp"]
+Track = Literal["tensorboard", "wandb"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A training run. The defaults are the paper's."""
+
+    method: str = "mcdlm"
+    """A row of the table of methods, with choices after a colon: mcdlm:kappa=0.2,steps=staged."""
+    data: Path = Path("data")
+    """Folder written by `cdlm prepare`."""
+    out: Path = Path("runs/run")
+    """Folder of the run: checkpoints, metrics, samples."""
+    init_from: Path | None = None
+    """A model folder or a run to start from; methods that distil need one. Otherwise weights are random."""
+    network: Architecture = dataclasses.field(default_factory=Architecture)
+    noise: Literal["log-linear", "cosine"] = "log-linear"
+    """The noise schedule alpha(t)."""
+    steps: int = PAPER_STEPS
+    """Optimiser steps; every schedule is a function of step / steps."""
+    batch: int = 2048
+    """Sequences in a step, over all processes and micro-batches."""
+    length: int = 1024
+    """Tokens in a sequence."""
+    accumulate: int = 1
+    """Micro-batches that each process splits its part of a batch into, to save memory."""
+    lr: float = 3e-4
+    """Peak learning rate of AdamW, held after the warm-up."""
+    warmup: float = 1 / 60
+    """Share of the run in which the learning rate rises (2,500 of the paper's 150,000 steps)."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    average: float = 0.9999
+    """Decay of the averaged weights, which are the ones evaluated."""
+    reference: int = PAPER_STEPS
+    """The run length that decays (average, lam) are quoted for; in a shorter run they keep their share of it."""
+    seed: int = 0
+    """Fixes weights, data order and noise."""
+    device: Device = "auto"
+    """Where to compute."""
+    dtype: Dtype = "bfloat16"
+    """Precision of the network: bfloat16 is mixed, with fp32 weights."""
+    compile: bool = False
+    """Compile the trunk of the network: slower to start, faster on a GPU."""
+    parallel: Parallel = "none"
+    """Under torchrun: ddp replicates the weights, fsdp shards them."""
+    log_every: int = 50
+    """Steps between console lines."""
+    valid_every: int = 1000
+    """Steps between validations; 0 for none but the last."""
+    valid_batches: int = 8
+    """Batches of validation data that the NELBO is measured on."""
+    samples: int = 4
+    """Texts drawn at each validation; 0 for none."""
+    sample_steps: int = 32
+    """Denoising steps of those texts."""
+    save_every: int = 1000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept, besides the best one."""
+    track: tuple[Track, ...] = ()
+    """Also write metrics to these."""
+
+    def __post_init__(self) -> None:
+        method, _ = parse_method(self.method)
+        for name in (
+            "steps",
+            "batch",
+            "accumulate",
+            "reference",
+            "log_every",
+            "save_every",
+            "keep",
+            "sample_steps",
+            "valid_batches",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
+        for name in ("valid_every", "samples"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 0; got {getattr(self, name)}")
+        if self.length < 2:
+            raise ValueError(f"--length must be at least 2; got {self.length}")
+        if self.lr <= 0 or not 0 <= self.warmup <= 1 or self.clip <= 0:
+            raise ValueError("--lr and --clip must be positive, and --warmup a share in [0, 1]")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"--average is a decay in [0, 1); got {self.average}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"--batch {self.batch} does not divide into --accumulate {self.accumulate} micro-batches")
+        if self.network.causal != (method.process == "none"):
+            wrong = "needs" if method.process == "none" else "does not take"
+            raise ValueError(f"{method.name} {wrong} a causal network; set --network.causal accordingly")
+        if method.starts_from and self.init_from is None:
+            raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {method.starts_from}")
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain JSON values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def from_json(values: dict[str, Any]) -> RunConfig:
+    """The configuration that those values describe; unknown keys and misfit values are errors."""
+    return _build(RunConfig, values, "")
+
+
+def read_config(path: Path) -> RunConfig:
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}; give a recipe (see `cdlm recipes`) or the run.json of a run") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return from_json(values)
+
+
+def _build(kind: type, values: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"unknown setting {prefix + name!r}; known are: {', '.join(sorted(known))}")
+    return kind(**{name: _value(hints[name], value, prefix + name) for name, value in values.items()})
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _build(typing.cast(type, hint), value, name + ".")
+    if get_origin(hint) is types.UnionType:
+        return None if value is None else _value(get_args(hint)[0], value, name)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_value(get_args(hint)[0], item, name) for item in value)
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+    elif hint is Path and isinstance(value, str):
+        return Path(value)
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(hint, type) and type(value) is hint:
+        return value
+    want = ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else getattr(hint, "__name__", str(hint))
+    raise ValueError(f"setting {name!r} takes {want}; got {value!r}")

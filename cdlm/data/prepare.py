@@ -1,0 +1,378 @@
+"""`cdlm prepare`: text in, a folder of tokens out, the same bytes whatever the number of workers.
+
+The input is read twice: once to count, which settles the split and shows bad input before anything is written, and once
+to encode. Documents stream through in chunks of fixed size, so memory stays bounded. The folder is written aside and
+renamed at the end: under its final name it is either whole or not there.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cdlm import __version__
+from cdlm.data.sources import SOURCES, Corpus, Errors, Piece, Reader, kind_of, size_of
+from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
+from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Packing, Split
+
+Ids = NDArray[np.unsignedinteger[Any]]
+
+SAMPLE = 64_000_000
+"""Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
+_CHUNK = 1 << 19
+_SHARE = 0.01
+_WRITTEN = {"train.bin", "valid.bin", FILE, META}
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """Turn text into a folder of tokens that training reads."""
+
+    files: tuple[str, ...]
+    """Inputs: .txt or .jsonl (also .gz, .xz), .parquet, .tar, a folder saved by `datasets`, or owner/name:config@split
+    of the hub."""
+    out: Path
+    """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
+    source: Corpus = "plain"
+    """How documents are cut and cleaned: plain (a separator line between documents), lines (every line is one), or the
+    habits of a known corpus, with its detokeniser."""
+    tokenizer: str = BYTES
+    """`bytes` (257 ids, nothing to download), a tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
+    train_vocab: int = 0
+    """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
+    packing: Packing = "wrapped"
+    """wrapped: blocks of start + (length - 2) tokens + end, as MDLM and DUO; plain: one stream, cut when training."""
+    length: int = 1024
+    """Ids in a block; for plain packing only the default of training."""
+    document_eos: bool = True
+    """Put the end-of-text id after every document; DUO's zero-shot sets do without."""
+    valid: tuple[str, ...] = ()
+    """Separate inputs for the validation split."""
+    valid_documents: int = 0
+    """Use the last so many documents for validation."""
+    valid_share: float | None = None
+    """Use this share of the documents, the last ones, for validation; 0: none. [0.01, unless the above are given]"""
+    separator: str = "<|endoftext|>"
+    """The line between documents of a .txt; empty: blank lines. Without any such line the file is one document."""
+    field: str | None = None
+    """Field or column that holds the text. [`text`, for ptb `sentence`]"""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: stop, or put a replacement character."""
+    workers: int = 0
+    """Threads that encode; 0: one for each core. The result does not depend on it."""
+    overwrite: bool = False
+    """Replace an existing folder of tokens."""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("name at least one input: cdlm prepare FILE... --out DIR")
+        if self.source not in SOURCES:
+            raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join(SOURCES)}")
+        if self.packing == "wrapped" and self.length < 3:
+            raise ValueError(f"--length must be at least 3, for a start, a token and an end; got {self.length}")
+        if self.length < 1:
+            raise ValueError(f"--length must be at least 1; got {self.length}")
+        if self.train_vocab and not 257 <= self.train_vocab <= 2**24:
+            raise ValueError(
+                f"--train-vocab must be at least 257 (all bytes and an end of text) and at most {2**24}; "
+                f"got {self.train_vocab}; for plain bytes leave it out"
+            )
+        if self.train_vocab and self.tokenizer != BYTES:
+            raise ValueError("--train-vocab trains a tokenizer, --tokenizer names one; give only one of the two")
+        if sum(map(bool, (self.valid, self.valid_documents, self.valid_share is not None))) > 1:
+            raise ValueError("give only one of --valid, --valid-documents and --valid-share")
+        if self.valid_documents < 0 or not 0 <= (self.valid_share or 0) < 1:
+            raise ValueError("--valid-documents must be at least 0, and --valid-share from 0 up to, not including, 1")
+        if "\n" in self.separator or "\r" in self.separator:
+            raise ValueError("--separator is the text of one line; it cannot hold a line end")
+        if self.workers < 0:
+            raise ValueError(f"--workers must be at least 0; got {self.workers}")
+
+
+@dataclasses.dataclass
+class Count:
+    """What went by: documents with text in them, their characters, and how many had none."""
+
+    documents: int = 0
+    characters: int = 0
+    empty: int = 0
+
+    def take(self, pieces: Iterator[Piece], documents: int | None = None) -> Iterator[Piece]:
+        """Pass on the pieces of that many documents (None: of all), leaving out the empty ones."""
+        inside = False
+        while self.documents != documents and (piece := next(pieces, None)) is not None:
+            if not inside and piece.last and not piece.text.strip():
+                self.empty += 1
+                continue
+            inside = not piece.last
+            self.characters += len(piece.text)
+            self.documents += piece.last
+            yield piece
+
+
+def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
+    """Read, count, split, train a tokenizer if asked to, encode, pack and write; returns what meta.json says."""
+    console, began = console or Console(), time.perf_counter()
+    reader = Reader(SOURCES[config.source], config.separator, config.field, config.errors)
+    for name in (*config.files, *config.valid):
+        kind_of(name)
+    tokenizer = None if config.train_vocab else Tokenizer.load(config.tokenizer)
+    with _aside(config.out, config.overwrite) as folder, _bar(console) as progress, _one_thread_a_call():
+
+        def read(title: str, files: tuple[str, ...], characters: int | None = None) -> Iterator[Piece]:
+            task = progress.add_task(title, total=characters)
+            for piece in itertools.chain.from_iterable(map(reader.pieces, files)):
+                yield piece
+                progress.advance(task, len(piece.text))
+            progress.update(task, total=progress.tasks[task].completed)
+
+        whole = _count(read("counting", config.files), config.files)
+        if config.valid:
+            apart, validating = _count(read("counting validation", config.valid), config.valid), None
+        else:
+            apart, validating = None, _validation(config, whole.documents)
+        training = whole.documents - validating if validating else None
+        sample = Count()
+        if tokenizer is None:
+            pieces = Count().take(read("training the tokenizer", config.files, whole.characters), training)
+            texts = (piece.text for piece in _evenly(pieces, whole.characters, sample))
+            tokenizer = Tokenizer.train(texts, config.train_vocab)
+            if tokenizer.vocab_size < config.train_vocab:
+                console.print(f"the text has pairs for {tokenizer.vocab_size} tokens, not for {config.train_vocab}")
+        stream = read("encoding", config.files, whole.characters)
+        splits = {"train": _write(folder / "train.bin", stream, training, tokenizer, config)}
+        if apart:
+            stream = read("encoding validation", config.valid, apart.characters)
+        if apart or validating:
+            splits["valid"] = _write(folder / "valid.bin", stream, None, tokenizer, config)
+        tokenizer.save(folder)
+        meta = Meta(
+            version=FORMAT,
+            dtype=_dtype(tokenizer),
+            vocab=tokenizer.vocab_size,
+            eos=tokenizer.eos,
+            bos=tokenizer.bos,
+            packing=config.packing,
+            length=config.length,
+            document_eos=config.document_eos,
+            tokenizer=tokenizer.kind,
+            trained_on=sample.characters,
+            splits=splits,
+            sources=[{"name": name, "bytes": size_of(name)} for name in (*config.files, *config.valid)],
+            config={**dataclasses.asdict(config), "out": str(config.out)},
+            cdlm=__version__,
+        )
+        meta.write(folder)
+    console.print(table(meta))
+    console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
+    return meta
+
+
+def table(meta: Meta) -> Table:
+    """The counts of every split."""
+    title = (
+        f"{meta.tokenizer} tokenizer, {meta.vocab:,} tokens, {meta.dtype}; {meta.packing} packing, length {meta.length}"
+    )
+    shown = Table(title=title)
+    for heading in ("split", "documents", "empty", "characters", "tokens", "characters a token", "blocks"):
+        shown.add_column(heading, justify="left" if heading == "split" else "right")
+    for name, split in meta.splits.items():
+        counts = (split.documents, split.empty, split.characters, split.tokens)
+        ratio = f"{split.characters / max(1, split.tokens):.2f}"
+        shown.add_row(name, *(f"{n:,}" for n in counts), ratio, f"{split.tokens // meta.length:,}")
+    return shown
+
+
+def _count(pieces: Iterator[Piece], files: tuple[str, ...]) -> Count:
+    seen = Count()
+    deque(seen.take(pieces), maxlen=0)
+    if not seen.documents:
+        raise ValueError(f"no documents in {', '.join(files)} ({seen.empty} empty ones); see --source and --field")
+    return seen
+
+
+def _validation(config: PrepareConfig, documents: int) -> int:
+    share = _SHARE if config.valid_share is None else config.valid_share
+    wanted = config.valid_documents or (max(1, round(share * documents)) if share else 0)
+    if wanted >= documents:
+        raise ValueError(
+            f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
+            'more documents (--separator "" cuts at blank lines), a --valid FILE, or --valid-share 0 for no validation'
+        )
+    return wanted
+
+
+def _evenly(pieces: Iterable[Piece], total: int, taken: Count) -> Iterator[Piece]:
+    """About SAMPLE characters out of `total`, spread over all of them."""
+    share, seen = min(1.0, SAMPLE / total), 0
+    for piece in pieces:
+        if taken.characters <= share * seen:
+            taken.characters += len(piece.text)
+            yield piece
+        seen += len(piece.text)
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
+def _write(
+    path: Path, pieces: Iterator[Piece], documents: int | None, tokenizer: Tokenizer, config: PrepareConfig
+) -> Split:
+    """Encode, pack and write the next so many documents (None: all that are left)."""
+    dtype = np.dtype(DTYPES[_dtype(tokenizer)])
+    end = np.array([tokenizer.eos] if config.document_eos else [], dtype)
+
+    def encode(chunk: list[Piece]) -> Ids:
+        ids = tokenizer.encode_batch([piece.text for piece in chunk])
+        parts = ((one, end) if piece.last else (one,) for one, piece in zip(ids, chunk, strict=True))
+        return np.concatenate(list(itertools.chain.from_iterable(parts))).astype(dtype)
+
+    seen, workers = Count(), config.workers or os.cpu_count() or 1
+    digest, tokens, made, rest = hashlib.sha256(), 0, 0, np.empty(0, dtype)
+    try:
+        with path.open("wb") as file:
+            for ids in _in_order(encode, _chunks(seen.take(pieces, documents)), workers):
+                made += len(ids)
+                if config.packing == "wrapped":
+                    ids, rest = wrap(np.concatenate([rest, ids]), config.length, tokenizer.bos, tokenizer.eos)
+                data = ids.tobytes()
+                file.write(data)
+                digest.update(data)
+                tokens += ids.size
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.filename is not None:  # an input that cannot be read
+            raise
+        advice = f"{error.strerror}; make room or choose another --out; nothing is left under {config.out}"
+        raise OSError(error.errno, advice, str(path)) from None
+    if config.packing == "wrapped" and not tokens:
+        raise ValueError(
+            f"the {path.stem} split has {made} tokens, which fill no block; give it more text, or a --length of at "
+            f"most {made + 2}"
+        )
+    return Split(seen.documents, seen.characters, tokens, seen.empty, len(rest), digest.hexdigest())
+
+
+def wrap(ids: Ids, length: int, bos: int, eos: int) -> tuple[Ids, Ids]:
+    """Blocks of start + (length - 2) ids + end, and the ids that are left over."""
+    body = length - 2
+    n = len(ids) // body
+    blocks = np.empty((n, length), ids.dtype)
+    blocks[:, 0], blocks[:, -1] = bos, eos
+    blocks[:, 1:-1] = ids[: n * body].reshape(n, body)
+    return blocks, ids[n * body :]
+
+
+def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Work for one call of the tokenizer: whole pieces, about as many characters each time."""
+    chunk: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        chunk.append(piece)
+        size += len(piece.text)
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _in_order(work: Callable[[list[Piece]], Ids], chunks: Iterable[list[Piece]], workers: int) -> Iterator[Ids]:
+    """Map over threads, results in the order of the chunks, only a few chunks ahead. The tokenizer frees the GIL."""
+    waiting: deque[Future[Ids]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for chunk in chunks:
+                waiting.append(pool.submit(work, chunk))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _one_thread_a_call() -> Iterator[None]:
+    """Keep the tokenizer from starting threads of its own beside the workers."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+@contextlib.contextmanager
+def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder to write into that takes the name `out` at the end, and goes away if anything fails before.
+
+    What a killed run has left of it is removed by the next. Two runs at a time are told apart by a lock.
+    """
+    _check_free(out, overwrite)
+    partial, old = (out.with_name(f".{out.name}.{what}") for what in ("partial", "old"))
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        _lock(lock, out)
+        for left in partial.iterdir():
+            left.unlink()
+        try:
+            yield partial
+            if out.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                out.rename(old)
+            partial.rename(out)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    if not out.name:
+        raise ValueError(f"--out {out} has no name of its own; give a folder to make, such as {out / 'tokens'}")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; give a folder to make")
+    inside = {path.name for path in out.iterdir()} if out.exists() else set()
+    if inside and not overwrite:
+        raise ValueError(f"{out} exists; replace it with --overwrite, or choose another --out")
+    if inside and (META not in inside or inside - _WRITTEN):
+        other = ", ".join(sorted(inside - _WRITTEN)[:3]) or f"no {META}"
+        raise ValueError(
+            f"{out} is not only a folder of tokens ({other}), so --overwrite leaves it; choose another --out"
+        )
+
+
+def _lock(folder: int, out: Path) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another run is writing {out}; wait for it, or choose another --out") from None
+    except (ImportError, OSError):  # a system or a file system without locks
+        pass
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console)

@@ -1,0 +1,154 @@
+"""Text to ids and back: plain bytes, GPT-2's files, any `tokenizer.json`, or a byte-level BPE trained on the spot."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Kind = Literal["bytes", "gpt2", "json", "trained"]
+
+BYTES: Literal["bytes"] = "bytes"
+FILE = "tokenizer.json"
+END = "<|endoftext|>"
+_OURS = {"format": "cdlm-bytes", "version": 1}
+_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+_STARTS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A vocabulary with an end-of-text id. `model` is None for plain bytes: ids 0 to 255, and 256 for the end."""
+
+    kind: Kind
+    model: "tokenizers.Tokenizer | None"
+    vocab_size: int
+    eos: int
+    """Ends a document."""
+    bos: int
+    """Starts a block; the same as `eos` where the vocabulary has no token of its own for it."""
+
+    @staticmethod
+    def load(path: str | Path) -> "Tokenizer":
+        """Open `bytes`, a tokenizer.json, a folder that holds one, or one with GPT-2's vocab.json and merges.txt."""
+        if str(path) == BYTES:
+            return Tokenizer(BYTES, None, 257, 256, 256)
+        path = Path(path)
+        if path.is_dir() and (path / FILE).is_file():
+            path = path / FILE
+        if path.is_dir():
+            return _gpt2(path)
+        if not path.is_file():
+            raise ValueError(
+                f"there is no tokenizer at {path}; give a {FILE}, a folder with vocab.json and merges.txt, or the word "
+                f"{BYTES!r}, which needs no file"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+            fields = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a {FILE}: {error}") from None
+        if isinstance(fields, dict) and fields.get("format") == _OURS["format"]:
+            if fields.get("version", 0) > _OURS["version"]:
+                raise ValueError(f"{path} was written by a newer cdlm; upgrade")
+            return Tokenizer.load(BYTES)
+        import tokenizers
+
+        try:
+            model = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path} is not a {FILE} that the tokenizers library reads: {error}") from None
+        return _wrapped("json", model, path)
+
+    @staticmethod
+    def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
+        """A byte-level BPE as GPT-2's, of at most `vocab` tokens, all 256 bytes and the end of text included.
+
+        The same texts give the same vocabulary; a small corpus may run out of pairs and give a smaller one.
+        """
+        from tokenizers import pre_tokenizers, trainers
+
+        model = _byte_level()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab,
+            min_frequency=2,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        model.train_from_iterator(texts, trainer)
+        return _wrapped("trained", model, Path(FILE))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, nothing added at either end."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The ids of several texts; other Python threads run meanwhile."""
+        if self.model is None:
+            return [np.frombuffer(_as_bytes(text), np.uint8).astype(np.int64) for text in texts]
+        encoded = self.model.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int64) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens by name; bytes that are not UTF-8 show as the replacement character."""
+        if self.model is not None:
+            return self.model.decode(list(ids), skip_special_tokens=False)
+        data = b"".join(END.encode() if i == self.eos else bytes([i]) for i in ids)
+        return data.decode("utf-8", errors="replace")
+
+    def save(self, path: str | Path) -> Path:
+        """Write a tokenizer.json, or one into a folder, that `load` opens again."""
+        path = Path(path)
+        path = path / FILE if path.is_dir() else path
+        text = json.dumps(_OURS) if self.model is None else self.model.to_str(pretty=True)
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+
+def _as_bytes(text: str) -> bytes:
+    """UTF-8, and the raw bytes that Python's `surrogateescape` has put into a text come out as they went in."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _byte_level(vocab: str | None = None, merges: str | None = None) -> "tokenizers.Tokenizer":
+    """GPT-2's pipeline: split into words with their leading space, bytes as characters, merges within a word."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    model = tokenizers.Tokenizer(models.BPE.from_file(vocab, merges) if vocab and merges else models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    return model
+
+
+def _gpt2(folder: Path) -> Tokenizer:
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    for path in (vocab, merges):
+        if not path.is_file():
+            raise ValueError(f"{folder} is no tokenizer: it needs {FILE}, or both vocab.json and merges.txt")
+    try:
+        model = _byte_level(str(vocab), str(merges))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{vocab} and {merges} are not a byte-level BPE: {error}") from None
+    if model.token_to_id(END) is None:
+        raise ValueError(f"{vocab} has no {END}, which must end every document; take GPT-2's own vocab.json")
+    model.add_special_tokens([END])
+    return _wrapped("gpt2", model, folder)
+
+
+def _wrapped(kind: Kind, model: "tokenizers.Tokenizer", path: Path) -> Tokenizer:
+    model.no_truncation()  # a tokenizer.json may ask for either, and would silently shorten documents
+    model.no_padding()
+    special = {token.content: i for i, token in model.get_added_tokens_decoder().items()}
+    eos = next((special[name] for name in _ENDS if name in special), None)
+    if eos is None:
+        raise ValueError(f"{path} has no token that ends a text; add one of {', '.join(_ENDS)} to its added_tokens")
+    bos = next((special[name] for name in _STARTS if name in special), eos)
+    return Tokenizer(kind, model, max(model.get_vocab(with_added_tokens=True).values()) + 1, eos, bos)

@@ -1,0 +1,1 @@
+"""Measuring models: likelihood, and the diversity of what they write."""

@@ -1,0 +1,144 @@
+"""Several processes: who am I, how are weights held, and how do whole tensors come back together.
+
+`ddp` replicates the weights and averages gradients; `fsdp` (torch's `fully_shard`) splits weights, gradients and
+optimiser state. Either way `whole` gives ordinary tensors: a checkpoint does not know how many processes wrote it.
+"""
+
+import dataclasses
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from cdlm.config import Parallel
+from cdlm.model.denoiser import Denoiser
+from cdlm.objective import Loss, Objective
+from cdlm.rng import Rng
+from cdlm.types import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """This process among the others; one alone unless torchrun started several."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def join(parallel: Parallel, device: torch.device) -> World:
+    """Join the processes that torchrun started; alone, everything is a single process."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if parallel == "none":
+        if size > 1:
+            raise ValueError(f"torchrun started {size} processes; say how they share the work: --parallel ddp or fsdp")
+        return World()
+    if "RANK" not in os.environ:
+        raise ValueError(f"--parallel {parallel} needs torchrun: torchrun --nproc_per_node 2 -m cdlm train ...")
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=10))
+    return World(dist.get_rank(), dist.get_world_size())
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class LossModule(nn.Module):
+    """Eq. (8) as a module, so that gradient synchronisation wraps head, terms and trunk alike."""
+
+    def __init__(self, denoiser: Denoiser, objective: Objective) -> None:
+        super().__init__()
+        self.denoiser, self.objective = denoiser, objective
+
+    def forward(self, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
+        return self.objective.loss(self.denoiser, target, x0, step, rng)
+
+
+def shard_frozen(network: Denoiser, parallel: Parallel) -> None:
+    """Split the weights of a network that does not train, as one piece: whole from `gather` to `settle`.
+
+    How often it runs depends on the rows that a process happens to have, and gathering is a joint effort: so it is not
+    gathered by running it.
+    """
+    if parallel == "fsdp":
+        fully_shard(network, reshard_after_forward=False)
+
+
+def gather(network: Denoiser | None) -> None:
+    """Hold the whole weights of a sharded network until `settle`; every process must call this together."""
+    for module in _sharded(network):
+        module.unshard()
+
+
+def settle(*networks: nn.Module | None) -> None:
+    """Give back the whole weights, so that parameters are shards again."""
+    for network in networks:
+        for module in _sharded(network):
+            module.reshard()
+
+
+def _sharded(network: nn.Module | None) -> list[FSDPModule]:
+    return [module for module in network.modules() if isinstance(module, FSDPModule)] if network is not None else []
+
+
+def loss_module(denoiser: Denoiser, objective: Objective, parallel: Parallel, device: torch.device) -> nn.Module:
+    """The loss, ready to be called: replicas and shards synchronise their gradients when it is differentiated."""
+    module = LossModule(denoiser, objective)
+    if parallel == "fsdp":
+        for block in denoiser.backbone.blocks:
+            fully_shard(block)
+        fully_shard(module)
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(module, [device.index] if device.index is not None else None)
+    return module
+
+
+def accumulating(module: nn.Module, last: bool) -> None:
+    """Synchronise gradients on the last micro-batch only."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module.require_backward_grad_sync = last
+    elif isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor on the host, whatever way it is held; every process must call this together."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().to("cpu", copy=True).contiguous()
+
+
+@torch.no_grad()
+def restore(tensor: Tensor, value: Tensor) -> None:
+    """Put a full tensor into one that may be sharded."""
+    if isinstance(tensor, DTensor):
+        value = distribute_tensor(value.to(tensor.device, tensor.dtype), tensor.device_mesh, tensor.placements)
+    tensor.copy_(value)
+
+
+def mean(values: Tensor, world: World) -> Tensor:
+    """The mean over the processes."""
+    if world.size > 1:
+        dist.all_reduce(values)
+        values = values / world.size
+    return values
+
+
+def anyone(flag: bool, world: World, device: torch.device) -> bool:
+    """Whether the flag is set in any process."""
+    if world.size == 1:
+        return flag
+    value = torch.tensor(float(flag), device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return bool(value.item())

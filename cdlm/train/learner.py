@@ -1,0 +1,121 @@
+"""What learns: the networks and the optimiser of a run, and the step that moves them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cdlm.config import RunConfig
+from cdlm.devices import autocast
+from cdlm.model.average import frozen_copy, update
+from cdlm.model.denoiser import Denoiser
+from cdlm.objective import Objective
+from cdlm.rng import seeded
+from cdlm.schedules import scaled_decay
+from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
+from cdlm.types import Tokens
+
+Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
+"""The rows of the global batch of a step, as tokens: a pure function of both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """The state of training: online, target and averaged weights, and the optimiser's."""
+
+    config: RunConfig
+    objective: Objective
+    denoiser: Denoiser
+    target: Denoiser | None
+    average: Denoiser
+    optimizer: torch.optim.AdamW
+    module: torch.nn.Module
+    world: World
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors, whole and on the host; every process must call this together."""
+        settle(self.module, self.average, self.target)
+        parts = {"model": self.average, "online": self.denoiser, "target": self.target}
+        state = {
+            part: {name: whole(tensor) for name, tensor in network.state_dict().items()}
+            for part, network in parts.items()
+            if network is not None
+        }
+        if self.denoiser.process is not None:
+            state["model"]["prior"] = self.denoiser.process.prior.cpu()
+        moments = ("exp_avg", "exp_avg_sq")
+        state["optimizer"] = {
+            f"{name}.{moment}": whole(self.optimizer.state[parameter][moment])
+            for name, parameter in self.denoiser.named_parameters()
+            for moment in moments
+        }
+        return state
+
+    def restore(self, step: int, state: dict[str, dict[str, Tensor]]) -> None:
+        """Go back to a saved state, after `step` steps."""
+        for part, network in (("model", self.average), ("online", self.denoiser), ("target", self.target)):
+            if network is not None:
+                for name, tensor in network.state_dict().items():
+                    restore(tensor, state[part][name])
+        fused = self.optimizer.defaults["fused"]
+        for name, parameter in self.denoiser.named_parameters():
+            slots = {moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}
+            for moment, slot in slots.items():
+                restore(slot, state["optimizer"][f"{name}.{moment}"])
+            count = torch.tensor(float(step), device=parameter.device if fused else "cpu")
+            self.optimizer.state[parameter] = {"step": count, **slots}
+
+
+def learner(
+    config: RunConfig, denoiser: Denoiser, objective: Objective, world: World, teacher: Denoiser | None = None
+) -> Learner:
+    """Everything at its start: the target is the teacher, or a copy of the network; so is the average."""
+    target = frozen_copy(teacher or denoiser) if objective.network is not None else None
+    average = frozen_copy(denoiser)
+    for network in (denoiser, target, average):
+        if network is not None and config.compile:
+            network.backbone.compile()
+    for network in (target, average):
+        if network is not None:
+            shard_frozen(network, config.parallel)
+    fused = denoiser.device.type == "cuda"
+    module = loss_module(denoiser.train(), objective, config.parallel, denoiser.device)
+    optimizer = torch.optim.AdamW(
+        denoiser.parameters(), lr=config.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=config.weight_decay, fused=fused
+    )
+    return Learner(config, objective, denoiser, target, average, optimizer, module, world)
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """A linear rise over the warm-up, then constant."""
+    return config.lr * min(1.0, (step + 1) / max(1.0, config.warmup * config.steps))
+
+
+def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:
+    """One step of the optimiser and of both averages; returns the loss, its terms and the gradient's norm."""
+    config, world = learner.config, learner.world
+    torch.manual_seed(seeded(config.seed, "dropout", step, world.rank, batch=1).key)
+    parts = torch.arange(config.batch).view(world.size, config.accumulate, -1)[world.rank]
+    sums: dict[str, Tensor] = {}
+    gather(learner.target)
+    for micro, rows in enumerate(parts):
+        accumulating(learner.module, last=micro == len(parts) - 1)
+        rng = seeded(config.seed, "train", step, batch=config.batch, rows=rows)
+        with autocast(learner.denoiser.device, config.dtype):
+            loss = learner.module(learner.target, batches(step, rows), step, rng)
+        (loss.total / len(parts)).backward()
+        for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
+            sums[name] = sums.get(name, 0) + value / len(parts)
+    settle(learner.module, learner.target, learner.average)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = learning_rate(config, step)
+    norm = torch.nn.utils.clip_grad_norm_(learner.denoiser.parameters(), config.clip)
+    learner.optimizer.step()
+    learner.optimizer.zero_grad(set_to_none=True)
+    if learner.target is not None:
+        update(learner.target, learner.denoiser, learner.objective.lam(step))
+    decay = scaled_decay(config.average, config.steps, config.reference)
+    update(learner.average, learner.denoiser, min(decay, (2 + step) / (11 + step)))
+    return {**sums, "gradient": norm.full_tensor() if hasattr(norm, "full_tensor") else norm}

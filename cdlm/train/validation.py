@@ -1,0 +1,71 @@
+"""A look at a model while it trains: its NELBO, a few texts, and an alarm if their entropy is off."""
+
+import math
+from typing import Any
+
+import torch
+
+from cdlm.config import RunConfig
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.data.tokens import TokenFile
+from cdlm.eval.diversity import entropy
+from cdlm.eval.likelihood import nelbo
+from cdlm.methods import Method
+from cdlm.model.denoiser import Denoiser
+from cdlm.rng import seeded
+from cdlm.sample import ancestral, autoregressive, uniform_grid
+from cdlm.train.distributed import gather, mean, settle
+from cdlm.train.learner import Learner
+from cdlm.types import Tokens
+
+
+@torch.no_grad()
+def validate(state: Learner, method: Method, valid: TokenFile, step: int) -> dict[str, Any]:
+    """The NELBO of the averaged weights, and a few texts with their entropy beside that of the data."""
+    config, world, device = state.config, state.world, state.denoiser.device
+    size = min(config.batch, 64, valid.blocks(config.length))
+    batches = []
+    for number, x0 in enumerate(valid.validation(size, config.length)):
+        if number == config.valid_batches:
+            break
+        batches.append((number, x0.to(device)))
+    own = batches[world.rank :: world.size] if len(batches) >= world.size else batches
+    own = own[: max(1, len(batches) // world.size)]
+    gather(state.average)
+    value = mean(torch.tensor(nelbo(state.average, own, config.seed)), world)
+    found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(value)}
+    if config.samples:
+        x = draw(state.average, method, config, step)
+        found["entropy"] = float(entropy(x.cpu()).mean())
+        found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.samples].cpu()).mean())
+        found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.length)
+        found["texts"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
+    settle(state.average)
+    return found
+
+
+def draw(denoiser: Denoiser, method: Method, config: RunConfig, step: int) -> Tokens:
+    """A few sequences from the model, the same for every run of this seed and step."""
+    rng = seeded(config.seed, "validation samples", step, batch=config.samples)
+    if denoiser.process is None:
+        start = rng("start").integers(1, denoiser.vocab, denoiser.device)
+        return autoregressive(denoiser, start, config.length, rng)
+    start = denoiser.process.start(config.length, rng("start"), denoiser.device)
+    return ancestral(denoiser, denoiser.process, start, uniform_grid(config.sample_steps), rng, method.posterior)
+
+
+def alarm(found: float, data: float, length: int) -> str | None:
+    """Mode collapse: a nat below the data's entropy. Uniform drift: more than half way from it to that of noise."""
+    if found < data - 1:
+        return "mode collapse"
+    return "uniform drift" if found > (data + math.log(length)) / 2 else None
+
+
+def report(found: dict[str, Any], config: RunConfig) -> None:
+    line = f"step {found['step']:>7,}/{config.steps:,}  validation NELBO {found['nelbo']:.4f} nats per token"
+    if "entropy" in found:
+        line += f"  entropy of samples {found['entropy']:.2f} (data {found['data_entropy']:.2f})"
+        line += f"  ALARM: {found['alarm']}" if found["alarm"] else ""
+    print(line, flush=True)
+    for text in found.get("texts", [])[:1]:
+        print(f"    | {' '.join(text.split())[:200]}", flush=True)

@@ -1,0 +1,72 @@
+"""Texts from a model: the thin line of `cdlm sample`."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.devices import Device, pick_device
+from cdlm.eval.diversity import entropy
+from cdlm.model.pretrained import load, newest
+from cdlm.rng import seeded
+from cdlm.sample import Posterior, ancestral, autoregressive, uniform_grid
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Write text with a model folder or a run (its newest checkpoint, also while it is training)."""
+
+    model: Path
+    """A model folder, or the folder of a run."""
+    num: int = 4
+    """Texts to write."""
+    length: int = 256
+    """Tokens in a text."""
+    steps: int = 32
+    """Denoising steps (an autoregressive model takes one for each token)."""
+    posterior: Posterior = "plug-in"
+    """How the prediction enters the bridge; `mixture` for UCDLM (docs/choices.md)."""
+    seed: int = 0
+    """The same seed writes the same texts."""
+    device: Device = "auto"
+    """Where to compute."""
+
+    def __post_init__(self) -> None:
+        for name in ("num", "length", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1; got {getattr(self, name)}")
+
+
+def write_texts(config: SampleConfig, console: Console) -> list[str]:
+    """Draw, decode and print; returns the texts."""
+    folder = newest(config.model)
+    denoiser = load(folder, pick_device(config.device))
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(
+            f"{folder} has no tokenizer.json to turn tokens into text; copy the one it was trained with there"
+        )
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    rng, began = seeded(config.seed, "write", batch=config.num), time.perf_counter()
+    with console.status("writing"):
+        if denoiser.process is None:
+            start = torch.full((config.num, 1), tokenizer.bos, device=denoiser.device)
+            x, evaluations = autoregressive(denoiser, start, config.length, rng), config.length - 1
+        else:
+            start = denoiser.process.start(config.length, rng("start"), denoiser.device)
+            grid, evaluations = uniform_grid(config.steps), config.steps
+            x = ancestral(denoiser, denoiser.process, start, grid, rng, config.posterior)
+    seconds = time.perf_counter() - began
+    texts = [tokenizer.decode(row) for row in x.tolist()]
+    for number, text in enumerate(texts):
+        console.rule(f"{number}")
+        console.print(text, markup=False, highlight=False)
+    console.rule()
+    speed = config.num * config.length / seconds
+    nats = float(entropy(x.cpu()).mean())
+    console.print(
+        f"{folder.name}: {evaluations} evaluations, entropy {nats:.2f} nats, {speed:,.0f} tokens/s", highlight=False
+    )
+    return texts
