@@ -98,7 +98,7 @@ class Nothing:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Draw the curves of a run (loss, gradient, NELBO, entropy), or the schedules of a recipe (kappa, delta, lambda)."""
+    """Draw the curves of a run (loss, NELBO, entropy), or the schedules of a recipe (kappa, delta, lambda)."""
 
     what: str
     """The folder of a run, or the name of a recipe."""
@@ -122,17 +122,15 @@ def cli(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(
-            "usage: cdlm COMMAND [--help] ...\n\nConsistent Diffusion Language Models: text by discrete diffusion in few steps.\n"
+            "usage: cdlm COMMAND [--help] ...\n\nConsistent Diffusion Language Models: text in few denoising steps.\n"
         )
         for name, command in COMMANDS.items():
             print(f"  {name:<9} {(command.__doc__ or '').strip()}")
         sys.exit(0 if arguments else 2)
     if arguments[0] not in COMMANDS:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        _fail(
-            f"there is no command {arguments[0]!r}"
-            + (f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(COMMANDS)}")
-        )
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        _fail(f"there is no command {arguments[0]!r}; {hint}")
     COMMANDS[arguments[0]](arguments[1:])
 
 
@@ -140,7 +138,7 @@ def _parse(kind: type[Config], name: str, arguments: list[str], positional: str 
     """The configuration that the arguments describe; one field may be given without its flag."""
     if positional is not None:
         kind = _with_positional(kind, positional)
-    return tyro.cli(kind, prog=f"cdlm {name}", args=arguments, config=(tyro.conf.FlagConversionOff,))
+    return tyro.cli(kind, prog=f"cdlm {name}", args=arguments)
 
 
 def _with_positional(kind: type[Config], name: str) -> type[Config]:

@@ -42,10 +42,13 @@ def paper(name: str, reproduces: str, *, method: str | None = None, base: str | 
 def small(method: str, base: str | None = None, name: str | None = None) -> Recipe:
     """The paper's proportions in 2,000 steps of 65,536 tokens: half for AR, a third for a distillation."""
     steps = 1000 if method == "ar" else 667 if base else 2000
-    shape: dict[str, Any] = {"batch": 256, "length": 256, "valid_every": 500, "save_every": 500, "compile": True}
+    shape: dict[str, Any] = {"batch": 256, "length": 256, "lr": 1e-3, "warmup": 0.05, "compile": True}
+    often: dict[str, Any] = {"valid_every": 500, "save_every": 500}
     reference = round(PAPER_STEPS * steps / 2000)
     name = name or method
-    config = run(f"small-{name}", method, "small", base and f"small-{base}", steps=steps, reference=reference, **shape)
+    config = run(
+        f"small-{name}", method, "small", base and f"small-{base}", steps=steps, reference=reference, **shape, **often
+    )
     return Recipe(config, f"{name} in the small", f"{steps * 65_536 / 1e6:.0f}M tokens; one GPU, minutes")
 
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 import shutil
 import time
@@ -43,13 +44,11 @@ class PrepareConfig:
     """Turn text into a folder of tokens that training reads."""
 
     files: tuple[str, ...]
-    """Inputs: .txt or .jsonl (also .gz, .xz), .parquet, .tar, a folder saved by `datasets`, or owner/name:config@split
-    of the hub."""
+    """.txt, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the hub."""
     out: Path
     """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
     source: Corpus = "plain"
-    """How documents are cut and cleaned: plain (a separator line between documents), lines (every line is one), or the
-    habits of a known corpus, with its detokeniser."""
+    """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus."""
     tokenizer: str = BYTES
     """`bytes` (257 ids, nothing to download), a tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
     train_vocab: int = 0
@@ -135,10 +134,12 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
 
         def read(title: str, files: tuple[str, ...], characters: int | None = None) -> Iterator[Piece]:
             task = progress.add_task(title, total=characters)
-            for piece in itertools.chain.from_iterable(map(reader.pieces, files)):
-                yield piece
-                progress.advance(task, len(piece.text))
-            progress.update(task, total=progress.tasks[task].completed)
+            try:
+                for piece in itertools.chain.from_iterable(map(reader.pieces, files)):
+                    yield piece
+                    progress.advance(task, len(piece.text))
+            finally:  # all that was wanted, which may be less than the whole
+                progress.update(task, total=progress.tasks[task].completed)
 
         whole = _count(read("counting", config.files), config.files)
         if config.valid:
@@ -159,7 +160,6 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             stream = read("encoding validation", config.valid, apart.characters)
         if apart or validating:
             splits["valid"] = _write(folder / "valid.bin", stream, None, tokenizer, config)
-        tokenizer.save(folder)
         meta = Meta(
             version=FORMAT,
             dtype=_dtype(tokenizer),
@@ -173,10 +173,12 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             trained_on=sample.characters,
             splits=splits,
             sources=[{"name": name, "bytes": size_of(name)} for name in (*config.files, *config.valid)],
-            config={**dataclasses.asdict(config), "out": str(config.out)},
+            config=json.loads(json.dumps(dataclasses.asdict(config), default=str)),
             cdlm=__version__,
         )
-        meta.write(folder)
+        with _room_for(folder, config.out):
+            tokenizer.save(folder)
+            meta.write(folder)
     console.print(table(meta))
     console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
     return meta
@@ -244,29 +246,33 @@ def _write(
 
     seen, workers = Count(), config.workers or os.cpu_count() or 1
     digest, tokens, made, rest = hashlib.sha256(), 0, 0, np.empty(0, dtype)
-    try:
-        with path.open("wb") as file:
-            for ids in _in_order(encode, _chunks(seen.take(pieces, documents)), workers):
-                made += len(ids)
-                if config.packing == "wrapped":
-                    ids, rest = wrap(np.concatenate([rest, ids]), config.length, tokenizer.bos, tokenizer.eos)
-                data = ids.tobytes()
-                file.write(data)
-                digest.update(data)
-                tokens += ids.size
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        if error.filename is not None:  # an input that cannot be read
-            raise
-        advice = f"{error.strerror}; make room or choose another --out; nothing is left under {config.out}"
-        raise OSError(error.errno, advice, str(path)) from None
+    with _room_for(path, config.out), path.open("wb") as file:
+        for ids in _in_order(encode, _chunks(seen.take(pieces, documents)), workers):
+            made += len(ids)
+            if config.packing == "wrapped":
+                ids, rest = wrap(np.concatenate([rest, ids]), config.length, tokenizer.bos, tokenizer.eos)
+            data = ids.tobytes()
+            file.write(data)
+            digest.update(data)
+            tokens += ids.size
     if config.packing == "wrapped" and not tokens:
         raise ValueError(
             f"the {path.stem} split has {made} tokens, which fill no block; give it more text, or a --length of at "
             f"most {made + 2}"
         )
     return Split(seen.documents, seen.characters, tokens, seen.empty, len(rest), digest.hexdigest())
+
+
+@contextlib.contextmanager
+def _room_for(path: Path, out: Path) -> Iterator[None]:
+    """Name what was being written when the disk is full, which the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:  # an input that cannot be read, or a folder that is gone
+            raise
+        advice = f"{error.strerror}; make room or choose another --out; nothing new is left under {out}"
+        raise OSError(error.errno, advice, str(path)) from None
 
 
 def wrap(ids: Ids, length: int, bos: int, eos: int) -> tuple[Ids, Ids]:
@@ -336,6 +342,8 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
             left.unlink()
         try:
             yield partial
+            for path in partial.iterdir():
+                _flush(path)
             if out.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 out.rename(old)
@@ -345,6 +353,12 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file is on the disk, so that the rename cannot overtake its contents."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _check_free(out: Path, overwrite: bool) -> None:

@@ -70,7 +70,7 @@ detokenise_wikitext = _rules(
     (r"\[ *([^]\n]*?) *\]", r"[\1]"),
     (r"\{ *([^}\n]*?) *\}", r"{\1}"),
     (r'" *([^"\n]*?) *"', r'"\1"'),
-    (r"' *([^'\n]*?) *'", r"'\1'"),
+    (r"(?<!\S)' ([^'\n]+?) '(?!\w)", r"'\1'"),
     (r"(?<==) (?==)", ""),  # = = Heading = =
     (r" ° ", "°"),
     (r" N ", " 1 "),
@@ -145,13 +145,11 @@ class Reader:
 
     def _rows(self, kind: str, name: str) -> Iterator[tuple[Any, str]]:
         field, path = self.field or self.source.field, Path(name)
-        if kind == "jsonl":
-            return self._json_rows(path, field)
-        if kind == "parquet":
-            return _parquet_rows(path, field)
         if kind == "tar":
             return self._tar_rows(path)
-        return _dataset_rows(name, field)
+        if kind == "jsonl":
+            return self._json_rows(path, field)
+        return _parquet_rows(path, field) if kind == "parquet" else _dataset_rows(name, field)
 
     def _lines(self, path: Path) -> Iterator[str]:
         """Lines with their ends; one beyond a piece comes in several parts, of which only the last has an end."""
@@ -398,5 +396,5 @@ def _regroup(fragments: Iterable[tuple[str, bool]], clean: Callable[[str], str])
 def _cut(text: str) -> int:
     """Where to end a piece: in front of the last white space that follows a word, or anywhere if there is none."""
     start = max(0, PIECE - 4096)
-    found = re.search(r"(?s).*\S(?=\s)", text[start:PIECE])
+    found = re.match(r"(?s).*\S(?=\s)", text[start:PIECE])
     return start + found.end() if found else PIECE

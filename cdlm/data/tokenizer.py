@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -82,7 +83,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        model.train_from_iterator(texts, trainer)
+        model.train_from_iterator(map(_without_endless_words, texts), trainer)
         return _wrapped("trained", model, Path(FILE))
 
     def encode(self, text: str) -> list[int]:
@@ -115,6 +116,11 @@ class Tokenizer:
 def _as_bytes(text: str) -> bytes:
     """UTF-8, and the raw bytes that Python's `surrogateescape` has put into a text come out as they went in."""
     return text.encode("utf-8", errors="surrogateescape")
+
+
+def _without_endless_words(text: str) -> str:
+    """Break words beyond 1000 characters, such as encoded data: training takes a time quadratic in their length."""
+    return re.sub(r"\S{1000}", r"\g<0> ", text) if re.search(r"(?<!\S)\S{1000}", text) else text
 
 
 def _byte_level(vocab: str | None = None, merges: str | None = None) -> "tokenizers.Tokenizer":

@@ -90,15 +90,15 @@ def read_meta(folder: str | Path) -> Meta:
             raise TokenError(f"{path} was written by a newer cdlm (format {version}, this one reads {FORMAT}); upgrade")
         fields["splits"] = {name: Split(**split) for name, split in fields["splits"].items()}
         meta = Meta(**fields)
+        if meta.dtype not in DTYPES or meta.vocab > 2 ** (8 * np.dtype(DTYPES[meta.dtype]).itemsize):
+            raise TokenError(
+                f"{path} says dtype {meta.dtype!r}, which cannot hold a vocabulary of {meta.vocab} as "
+                f"{' or '.join(DTYPES)}; run cdlm prepare again"
+            )
     except TokenError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TokenError(f"{path} is damaged ({type(error).__name__}: {error}); run cdlm prepare again") from None
-    if meta.dtype not in DTYPES or meta.vocab > 2 ** (8 * np.dtype(DTYPES[meta.dtype]).itemsize):
-        raise TokenError(
-            f"{path} says dtype {meta.dtype!r}, which cannot hold a vocabulary of {meta.vocab} as "
-            f"{' or '.join(DTYPES)}; run cdlm prepare again"
-        )
     return meta
 
 
@@ -198,16 +198,16 @@ class TokenFile:
 def shuffled(index: Int[Tensor, "b"], n: int, seed: int, epoch: int) -> Int[Tensor, "b"]:
     """Entries of a permutation of 0..n-1 that belongs to (seed, epoch), without building it.
 
-    A Feistel network permutes pairs (left, right) of k bits each, whatever its round function; entries that land
-    outside 0..n-1 walk on along their cycle until they come back inside.
+    A Feistel network permutes the pairs (left, right) of digits in base m, m * m >= n, whatever its round function;
+    the few entries that land outside 0..n-1 walk on along their cycle until they come back inside.
     """
-    bits = max(1, math.ceil(math.log2(max(n, 2)) / 2))
+    base = math.isqrt(n - 1) + 1
     index, outside = index.clone(), torch.ones_like(index, dtype=torch.bool)
     while outside.any():
-        left, right = index[outside] >> bits, index[outside] & (2**bits - 1)
+        left, right = index[outside] // base, index[outside] % base
         for number in range(_ROUNDS):
-            noise = seeded(seed, "epoch", epoch, number, batch=n, rows=right).integers(1, 2**bits)[:, 0]
-            left, right = right, left ^ noise
-        index[outside] = (left << bits) | right
+            noise = seeded(seed, "epoch", epoch, number, batch=n, rows=right).integers(1, base)[:, 0]
+            left, right = right, (left + noise) % base
+        index[outside] = left * base + right
         outside = index >= n
     return index

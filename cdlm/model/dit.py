@@ -42,7 +42,7 @@ class Architecture:
 
 SIZES = {
     "tiny": Architecture(hidden=64, blocks=2, heads=2, cond=32, dropout=0.0),
-    "small": Architecture(hidden=384, blocks=8, heads=6),
+    "small": Architecture(hidden=384, blocks=8, heads=6, dropout=0.0),
     "110m": Architecture(),
 }
 

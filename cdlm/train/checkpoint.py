@@ -95,10 +95,9 @@ def read(path: Path) -> Checkpoint:
             tensors[part] = load_file(path / f"{part}.safetensors")
         best = None if state["best"] is None else (float(state["best"][0]), int(state["best"][1]))
         step, run_config = int(state["step"]), state["run"]
-    except FileNotFoundError as error:
-        raise LayoutError(
-            f"{error.filename} is missing; remove the folder {path} to resume from the one before"
-        ) from None
+    except FileNotFoundError:
+        lost = path / f"{next(part for part in state['parts'] if part not in tensors)}.safetensors"
+        raise LayoutError(f"{lost} is missing; remove the folder {path} to resume from the one before") from None
     except SafetensorError as error:
         broken = next(part for part in state["parts"] if part not in tensors)
         raise LayoutError(

@@ -50,8 +50,11 @@ def join(parallel: Parallel, device: torch.device) -> World:
     return World(dist.get_rank(), dist.get_world_size())
 
 
-def leave() -> None:
+def leave(together: bool) -> None:
+    """Leave the other processes; at a regular end all wait for the last one, which may still be writing."""
     if dist.is_initialized():
+        if together:
+            dist.barrier()
         dist.destroy_process_group()
 
 

@@ -1,10 +1,13 @@
 """Training, top to bottom: data, networks, the loop, and everything that must survive a crash."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -59,7 +62,6 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         first, best = last.step, last.best
         say(world, f"resuming after step {first:,}")
     record = open_log(config, first) if world.first else None
-    stop = _listen()
 
     def batches(step: int, rows: Tensor) -> Tokens:
         return data.batch(step, config.seed, config.batch, rows, config.length).to(device)
@@ -73,42 +75,41 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
             checkpoint.write(config.out, found, config.keep)
 
     recent: list[dict[str, Tensor]] = []
-    clock, done = time.perf_counter(), first
+    clock, done, regular = time.perf_counter(), first, False
     try:
-        for step in range(first, config.steps):
-            recent.append(take_step(state, batches, step))
-            ended = step + 1 == config.steps
-            if (
-                device.type == "cpu"
-                or (step + 1) % config.log_every == 0
-                or (step + 1) % config.save_every == 0
-                or ended
-            ):
-                _check_finite(recent, step, config, device, world)
-            if (step + 1) % config.log_every == 0 or ended:
-                speed = (step + 1 - done) * config.batch * config.length / (time.perf_counter() - clock)
-                line = summarise(state, recent, step, speed)
-                if record is not None:
-                    record(line)
-                    print(console_line(line, config), flush=True)
-                recent, clock, done = [], time.perf_counter(), step + 1
-            stopping = anyone(stop(), world, device) if world.size == 1 or (step + 1) % 10 == 0 or ended else False
-            if ended or (config.valid_every and (step + 1) % config.valid_every == 0):
-                found = validate(state, method, valid, step)
-                if best is None or found["nelbo"] < best[0]:
-                    best = (found["nelbo"], step + 1)
-                if record is not None:
-                    record(found)
-                    report(found, config)
-                clock, done = time.perf_counter(), step + 1
-            if ended or stopping or (step + 1) % config.save_every == 0:
-                save(step + 1)
-                clock, done = time.perf_counter(), step + 1
-            if stopping and not ended:
-                say(world, f"stopped after step {step + 1:,}; go on with --resume auto")
-                break
+        with _signals() as asked_to_stop:
+            for step in range(first, config.steps):
+                recent.append(take_step(state, batches, step))
+                n, ended = step + 1, step + 1 == config.steps
+                log_now, save_now = n % config.log_every == 0 or ended, n % config.save_every == 0 or ended
+                valid_now = ended or (config.valid_every > 0 and n % config.valid_every == 0)
+                if log_now or save_now or device.type == "cpu":
+                    _check_finite(recent, step, config, device, world)
+                if log_now:
+                    speed = (n - done) * config.batch * config.length / (time.perf_counter() - clock)
+                    line = summarise(state, recent, step, speed)
+                    if record is not None:
+                        record(line)
+                        print(console_line(line, config), flush=True)
+                    recent = []
+                stopping = (world.size == 1 or n % 10 == 0) and anyone(asked_to_stop(), world, device) and not ended
+                if valid_now:
+                    found = validate(state, method, valid, step)
+                    if best is None or found["nelbo"] < best[0]:
+                        best = (found["nelbo"], n)
+                    if record is not None:
+                        record(found)
+                        report(found, config)
+                if save_now or stopping:
+                    save(n)
+                if log_now or valid_now or save_now:
+                    clock, done = time.perf_counter(), n
+                if stopping:
+                    say(world, f"stopped after step {n:,}; go on with --resume auto")
+                    break
+        regular = True
     finally:
-        leave()
+        leave(together=regular)
     found_last = checkpoint.latest(config.out)
     if found_last is None:
         raise ValueError(f"{config.out} already holds a finished run without checkpoints; choose another --out")
@@ -208,8 +209,9 @@ def _check_finite(
     raise FloatingPointError(f"not a finite number at step {first + 1}: {', '.join(names)}; {good}; try a lower --lr")
 
 
-def _listen() -> "Any":
-    """A function that tells whether SIGTERM or SIGINT has come; the second SIGINT interrupts at once."""
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Tell whether SIGTERM or SIGINT has come, instead of dying of it; the second SIGINT interrupts at once."""
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -217,12 +219,15 @@ def _listen() -> "Any":
             raise KeyboardInterrupt
         caught.append(number)
 
+    if threading.current_thread() is not threading.main_thread():  # signals are somebody else's there
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, note)
-    except ValueError:  # not in the main thread: signals are somebody else's
-        pass
-    return lambda: bool(caught)
+        yield lambda: bool(caught)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def test_moons_writes_picture_table_and_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["moons", "--methods", "mdlm", "sdtt"], "choose from"),
+        (["moons", "--methods", "mdlm", "sdtt"], "does not fit two moons"),
         (["moons", "--methods", "mcdlm:kapa=1"], "it has: kappa"),
         (["moons", "--methods", "mcdlm:kappa=much"], "takes a float"),
         (["moons", "--methods", "mcdlm:kappa"], "name=value"),
