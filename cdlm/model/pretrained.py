@@ -1,4 +1,4 @@
-"""Model folders: `config.json` beside `model.safetensors`. Ours, and those of the public MDLM checkpoints."""
+"""Model folders: `config.json` beside `model.safetensors`. Ours, and those of the public MDLM and DUO checkpoints."""
 
 import dataclasses
 import json
@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import Architecture
-from cdlm.process import SCHEDULES, Process, masked
+from cdlm.process import SCHEDULES, Process, masked, uniform
 
 FORMAT = 1
 PREFIX = "backbone."
+PEERS = ("mdlm", "duo")
 
 
 class LayoutError(ValueError):
@@ -49,7 +50,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, torch.T
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
-    """Open a model folder: one written by `save`, a run (its newest checkpoint), or a public MDLM checkpoint.
+    """Open a model folder: one written by `save`, a run (its newest checkpoint), or a public checkpoint.
 
     Nothing is unpickled.
     """
@@ -64,12 +65,12 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
     try:
         if config.get("format") == "cdlm":
             denoiser = _ours(config, tensors)
-        elif config.get("model_type") == "mdlm":
-            denoiser, tensors = _mdlm(config, tensors)
+        elif config.get("model_type") in PEERS:
+            denoiser, tensors = _peer(config, tensors)
         else:
             kind = config.get("format") or config.get("model_type")
             raise LayoutError(
-                f"its config.json describes {kind!r}; readable are folders of cdlm and of mdlm (model_type mdlm)"
+                f"its config.json describes {kind!r}; readable are folders of cdlm and of mdlm or duo (by model_type)"
             )
         _copy(tensors, denoiser)
     except (ValueError, KeyError, TypeError) as error:
@@ -114,22 +115,26 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
     return Denoiser(shape, Process(config["vocab"], tensors.pop("prior"), noise))
 
 
-def _mdlm(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
-    """The layout of kuleshov-group/mdlm-owt: the last id is the mask; its row of the head is not in our law."""
+def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
+    """The layouts of kuleshov-group/mdlm-owt and s-sahoo/duo.
+
+    In MDLM's the last id is the mask; its row of the head is not in our law. DUO's is uniform over all of its ids.
+    """
+    masks = config["model_type"] == "mdlm"
     shape = Architecture(
         hidden=config["hidden_dim"],
         blocks=config["n_blocks"],
         heads=config["n_heads"],
         cond=config["cond_dim"],
         dropout=config["dropout"],
-        time_conditioning=config["time_conditioning"],
+        time_conditioning=config["time_conditioning"] if masks else True,
     )
-    vocab = config["vocab_size"] - 1
+    vocab = config["vocab_size"] - masks
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     for name in (f"{PREFIX}output_layer.linear.weight", f"{PREFIX}output_layer.linear.bias"):
         if name in kept:
             kept[name] = kept[name][:vocab]
-    return Denoiser(shape, masked(vocab)), kept
+    return Denoiser(shape, masked(vocab) if masks else uniform(vocab)), kept
 
 
 def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:

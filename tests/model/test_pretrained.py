@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cdlm.model import LayoutError, load, save
+from cdlm.model import Architecture, Denoiser, LayoutError, load, save
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 
 V = 7
@@ -268,3 +268,27 @@ def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_pa
     spoil_tensors(folder, lambda tensors: tensors.update({"backbone.rotary_emb.inv_freq": torch.ones(8)}))
     x = torch.randint(97, (1, 9))
     assert torch.equal(load(folder)(x, 0.5), load(peers / "mdlm-hf-tiny")(x, 0.5))
+
+
+def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
+    """Rebuilt from its documented layout: all ids in the head, conditioned on time, cond_dim 129."""
+    net = Denoiser(Architecture(hidden=32, blocks=2, heads=2, cond=129, time_conditioning=True), uniform(13)).eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    tensors = {**net.state_dict(), "backbone.rotary_emb.inv_freq": torch.zeros(8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    fields = {
+        "model_type": "duo",
+        "vocab_size": 13,
+        "model_length": 8,
+        "causal": False,
+        "hidden_dim": 32,
+        "cond_dim": 129,
+    }
+    fields |= {"n_blocks": 2, "n_heads": 2, "dropout": 0.1, "var_min": True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    found = load(tmp_path)
+    x = torch.arange(8)[None]
+    assert found.process.name == "uniform"
+    assert torch.equal(found(x, 0.4), net(x, 0.4))
+    assert not torch.allclose(found(x, 0.4), found(x, 0.9))

@@ -1,0 +1,58 @@
+"""The schedules of the paper as they are plotted and trained, and the pictures of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from cdlm.methods import parse_method
+from cdlm.plot import plot_run, plot_schedules
+from cdlm.recipes import RECIPES
+from cdlm.train.loop import train
+
+
+def objective(name: str):
+    config = RECIPES[name].config
+    method, choices = parse_method(config.method)
+    return method(method.default_process(5), config.steps, **choices)
+
+
+def test_schedules_of_mcdlm_pplopt_are_the_papers() -> None:
+    """delta maximum 5/8 -> 3/8 and kappa .4 -> .2 between 100K and 150K; lambda .999, then a copy every 10K."""
+    found = objective("mcdlm-pplopt")
+    consistency, anchor = found.terms
+    for step, high, kappa in ((0, 5 / 8, 0.4), (100_000, 5 / 8, 0.4), (125_000, 1 / 2, 0.3), (150_000, 3 / 8, 0.2)):
+        progress = step / 150_000
+        assert consistency.times.high(progress) == pytest.approx(high)
+        assert consistency.times.low(progress) == 1 / 8
+        assert anchor.share(progress) == pytest.approx(kappa)
+        assert consistency.share(progress) == pytest.approx(1 - kappa)
+    assert found.lam(50_000) == pytest.approx(0.999)
+    copies = [step + 1 for step in range(150_000) if found.lam(step) == 0]
+    assert copies == [100_000, 110_000, 120_000, 130_000, 140_000, 150_000]
+    assert found.lam(105_000) == 1
+
+
+def test_schedules_of_ucdlm_are_the_papers() -> None:
+    found = objective("ucdlm")
+    for step in (0, 60_000, 150_000):
+        delta = 0.125 + 0.25 * step / 150_000
+        assert (
+            found.terms[0].times.low(step / 150_000)
+            == found.terms[0].times.high(step / 150_000)
+            == pytest.approx(delta)
+        )
+        assert found.terms[1].share(step / 150_000) == 0.4
+
+
+@pytest.mark.parametrize("name", ["mcdlm-pplopt", "ucdlm", "sdtt", "mdlm"])
+def test_schedules_are_drawn(name: str, tmp_path: Path) -> None:
+    path = plot_schedules(RECIPES[f"tiny-{name}"].config, name, tmp_path / "new" / "schedules.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_is_drawn(recipe) -> None:
+    config = recipe("mcdlm", samples=1, valid_every=6)
+    train(config)
+    assert plot_run(config.out, config.out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="is it the folder of a run"):
+        plot_run(config.data, config.out / "none.png")
