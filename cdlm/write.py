@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.devices import Device, pick_device
+from cdlm.devices import Device, Dtype, autocast, pick_device, weight_dtype
 from cdlm.eval.diversity import entropy
 from cdlm.model.pretrained import load, newest
 from cdlm.rng import seeded
@@ -33,6 +33,8 @@ class SampleConfig:
     """The same seed writes the same texts."""
     device: Device = "auto"
     """Where to compute."""
+    dtype: Dtype = "float32"
+    """Precision of the network; draws are always made in double where there is one."""
 
     def __post_init__(self) -> None:
         for name in ("num", "length", "steps"):
@@ -43,14 +45,15 @@ class SampleConfig:
 def write_texts(config: SampleConfig, console: Console) -> list[str]:
     """Draw, decode and print; returns the texts."""
     folder = newest(config.model)
-    denoiser = load(folder, pick_device(config.device))
+    device = pick_device(config.device)
+    denoiser = load(folder, device).to(weight_dtype(device, config.dtype))
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(
             f"{folder} has no tokenizer.json to turn tokens into text; copy the one it was trained with there"
         )
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     rng, began = seeded(config.seed, "write", batch=config.num), time.perf_counter()
-    with console.status("writing"):
+    with console.status("writing"), autocast(device, config.dtype):
         if denoiser.process is None:
             start = torch.full((config.num, 1), tokenizer.bos, device=denoiser.device)
             x, evaluations = autoregressive(denoiser, start, config.length, rng), config.length - 1

@@ -1,0 +1,91 @@
+"""The README's line from a text file to samples, through the command line alone."""
+
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .test_cli import cdlm
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    draw = random.Random(1)
+    words = ["the", "a", "cat", "dog", "sees", "likes", "rain", "and", "sea", "over", "under", "old", "new"]
+    documents = [" ".join(draw.choice(words) for _ in range(80)) + "." for _ in range(40)]
+    (folder / "corpus.txt").write_text("\n<|endoftext|>\n".join(documents))
+    return folder
+
+
+QUICK = [
+    "--steps",
+    "6",
+    "--batch",
+    "4",
+    "--save-every",
+    "3",
+    "--log-every",
+    "2",
+    "--samples",
+    "1",
+    "--sample-steps",
+    "4",
+]
+
+
+def succeed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_from_text_to_samples(work: Path) -> None:
+    data, run = str(work / "data"), str(work / "run")
+    assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--length", "64", "--out", data))
+    assert "NELBO" in succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK))
+    resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
+    assert "resuming after step 6" in resumed
+    text = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
+    assert "step-00000006: 4 evaluations" in text
+    same = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
+    assert same.split("step-")[0] == text.split("step-")[0]
+    assert "curves.png" in succeed(cdlm("plot", run))
+    student = str(work / "student")
+    succeed(cdlm("train", "tiny-sdtt", "--data", data, "--out", student, "--init-from", run, *QUICK))
+    again = str(work / "again")
+    succeed(cdlm("train", f"{run}/run.json", "--out", again))
+    one, two = (json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[0]) for folder in (run, again))
+    assert one["loss"] == two["loss"]
+
+
+def test_recipes_and_schedules_are_shown(work: Path) -> None:
+    text = succeed(cdlm("recipes"))
+    for name in ("mcdlm-pplopt", "small-duo-dcd", "tiny-ar", "ablation-kappa-0"):
+        assert name in text
+    assert "wrote" in succeed(cdlm("plot", "mcdlm-pplopt", "--out", str(work / "schedules.png")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["train"], "takes a recipe"),
+        (["train", "tiny-mcdm"], "did you mean"),
+        (["train", "nowhere.json"], "there is no nowhere.json"),
+        (["train", "tiny-mdlm", "--data", "nowhere"], "cdlm prepare"),
+        (["train", "tiny-mdlm", "--metod", "ar"], "--method"),
+        (["train", "tiny-mdlm", "--method", "sdtt"], "--init-from"),
+        (["plot", "nowhere"], "there is no recipe"),
+        (["plot", "docs"], "not the folder of a run"),
+        (["sample", "nowhere"], "not a model folder"),
+        (["sample", "nowhere", "--steps", "0"], "at least 1"),
+        (["prepare", "nowhere.txt", "--out", "never"], "nowhere.txt"),
+        (["sampel"], "did you mean sample"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], advice: str) -> None:
+    done = cdlm(*arguments, COLUMNS="200")
+    assert done.returncode in (1, 2)
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr
