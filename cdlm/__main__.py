@@ -16,7 +16,8 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"cdlm: {error}")
     except KeyboardInterrupt:
-        sys.exit("cdlm: stopped")
+        print("cdlm: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import tyro
 from rich.console import Console
 
+from cdlm import __version__
 from cdlm.config import RunConfig, read_config
 
 Config = TypeVar("Config")
@@ -47,13 +48,13 @@ def recipes(arguments: list[str]) -> None:
 
 def train(arguments: list[str]) -> None:
     """Train a recipe, or the run.json of an earlier run: cdlm train RECIPE --data DIR."""
-    from cdlm.train.loop import Resume
+    from cdlm.train.loop import Resume, Stopped
     from cdlm.train.loop import train as run
 
+    if arguments[:1] in (["-h"], ["--help"]):
+        arguments = ["mcdlm", "--help"]  # every recipe has the same settings
     if not arguments or arguments[0].startswith("-"):
-        _fail(
-            "cdlm train takes a recipe or a run.json first, such as: cdlm train tiny-mcdlm --data DIR; see cdlm recipes"
-        )
+        _fail("train takes a recipe or a run.json first, such as: cdlm train tiny-mcdlm --data DIR; see cdlm recipes")
     default = _recipe(arguments[0])
 
     @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,11 @@ def train(arguments: list[str]) -> None:
         """auto continues the run in --out if there is one; force does so although its settings differ."""
 
     chosen = _parse(Train, f"train {arguments[0]}", arguments[1:])
-    run(chosen.config, chosen.resume)
+    try:
+        run(chosen.config, chosen.resume)
+    except Stopped as end:  # not a success: what follows in a script must not take the run for finished
+        print(f"cdlm: {end}", file=sys.stderr)
+        sys.exit(143)
 
 
 def plot(arguments: list[str]) -> None:
@@ -76,8 +81,10 @@ def plot(arguments: list[str]) -> None:
     run = Path(chosen.what)
     if (run / "metrics.jsonl").is_file():
         print(f"wrote {plot_run(run, chosen.out or run / 'curves.png')}")
-    elif run.exists():
-        _fail(f"{run} has no metrics.jsonl: it is not the folder of a run; give one, or a recipe")
+    elif run.is_dir():
+        known = (run / "run.json").is_file()
+        why = "has no metrics yet: wait for its first --log-every steps" if known else "is not the folder of a run"
+        _fail(f"{run} {why}; or give the name of a recipe")
     else:
         name = chosen.what.replace("/", "-")
         out = chosen.out or Path(f"runs/schedules-{name}.png")
@@ -121,12 +128,15 @@ def cli(arguments: list[str] | None = None) -> None:
     """Run `cdlm COMMAND ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(
-            "usage: cdlm COMMAND [--help] ...\n\nConsistent Diffusion Language Models: text in few denoising steps.\n"
-        )
+        stream = sys.stdout if arguments else sys.stderr
+        print("usage: cdlm COMMAND [--help] ...\n", file=stream)
+        print("Consistent Diffusion Language Models: text in few denoising steps.\n", file=stream)
         for name, command in COMMANDS.items():
-            print(f"  {name:<9} {(command.__doc__ or '').strip()}")
+            print(f"  {name:<9} {(command.__doc__ or '').strip()}", file=stream)
         sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        print(__version__)
+        return
     if arguments[0] not in COMMANDS:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
@@ -156,7 +166,9 @@ def _recipe(name: str) -> RunConfig:
         return RECIPES[name].config
     if name.endswith(".json"):
         return read_config(Path(name))
-    near = difflib.get_close_matches(name, RECIPES, n=3)
+    if (Path(name) / "run.json").is_file():
+        _fail(f"{name} is a run; start it again from its settings: cdlm train {name}/run.json")
+    near = difflib.get_close_matches(name.lower(), RECIPES, n=3)
     _fail(f"there is no recipe {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "; see: cdlm recipes"))
     raise AssertionError
 

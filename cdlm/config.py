@@ -107,6 +107,10 @@ class RunConfig:
         if self.network.causal != (method.process == "none"):
             wrong = "needs" if method.process == "none" else "does not take"
             raise ValueError(f"{method.name} {wrong} a causal network; set --network.causal accordingly")
+        if method.process == "uniform" and not self.network.time_conditioning:
+            raise ValueError(
+                f"{method.name} is told the time: add --network.time-conditioning, or start from its recipe"
+            )
         if method.starts_from and self.init_from is None:
             raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {method.starts_from}")
 

@@ -64,7 +64,7 @@ def tabulate(denoiser: Denoiser, length: int) -> Predictor:
     @functools.lru_cache(maxsize=2)
     def table(t: float) -> Float[Tensor, "all l v"]:
         with torch.no_grad():
-            return torch.cat([denoiser(part.to(denoiser.device), t).double().cpu() for part in states.split(4096)])
+            return torch.cat([denoiser(part.to(denoiser.device), t).cpu().double() for part in states.split(4096)])
 
     def predict(x_t: Tokens, t: float) -> LogLaw:
         at = float(t) if denoiser.shape.time_conditioning else 1.0
@@ -102,7 +102,7 @@ def _kernel(
 ) -> Float[Tensor, "b l k"]:
     """The law of each x_s^i given x_t over the k states: the plug-in posterior, or the mixture of exact bridges."""
     with torch.no_grad():
-        clean = predict(x, t).double().cpu().exp()
+        clean = predict(x, t).cpu().double().exp()
     q_s, q_ts = transition(process, 0.0, s), transition(process, s, t)
     if how == "mixture":
         onehot = torch.eye(process.vocab, process.states, dtype=torch.float64).expand(*x.shape, -1, -1)

@@ -6,6 +6,7 @@ method is a new function here.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -101,9 +102,12 @@ def mcdlm_pplopt(
     def fade(start: float, end: float) -> Schedule:
         return linear((0.0, start), (switch, start), (1.0, end))
 
-    times = step_scheduler(steps, low, high, overshoot)
     if steps == "random":
         times = Times(constant(low), fade(high, high_end), overshoot)
+    elif high_end != 3 / 8:
+        raise ValueError(f"high_end belongs to random steps; the {steps} scheduler has its own course, so leave it out")
+    else:
+        times = step_scheduler(steps, low, high, overshoot)
     target = Network(Schedule(((0.0, lam), (switch, 1.0)), jumps=True), copies, copy_from=switch)
     return _cdlm(process, total, times, fade(kappa, kappa_end), target, divergence, floor, anchor, additive)
 
@@ -130,7 +134,7 @@ def ucdlm(
 
 def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
     """SDTT: the teacher's rollout in place of the bridge (Prop. D.4); rounds double the hop and renew the teacher."""
-    hops = stairs(*(smallest * 2**k for k in range(rounds)))
+    hops = _doubling(smallest, rounds)
     times = Times(hops, hops, floor=1e-5)
     teacher = Network(constant(1.0), copies=rounds)
     return Objective((Term("distillation", times, Rollout(process), teacher, reverse_kl, unit),), total)
@@ -146,11 +150,18 @@ def duo_dcd(
     gamma_max: float = -1.0,
 ) -> Objective:
     """DUO+DCD: hops between two argmaxes of one Gaussian (Prop. D.5); rounds as in SDTT."""
-    hops = stairs(*(smallest * 2**k for k in range(rounds)))
+    hops = _doubling(smallest, rounds)
     coupling = SharedNoise(process, Gaussian(process.vocab, gamma_min, gamma_max))
     teacher = Network(constant(1.0), copies=rounds)
     times = Times(hops, hops, overshoot="shift")
     return Objective((Term("distillation", times, coupling, teacher, reverse_kl, unit),), total)
+
+
+def _doubling(smallest: float, rounds: int) -> Schedule:
+    """A step size that doubles from round to round."""
+    if rounds < 1:
+        raise ValueError(f"a distillation has at least one round; got {rounds}")
+    return stairs(*(smallest * 2**k for k in range(rounds)))
 
 
 def _nelbo(process: Process) -> Term:
@@ -171,14 +182,16 @@ def _cdlm(
 ) -> Objective:
     """Eq. (7): (1 - kappa) of the consistency loss and kappa of the max-step anchor (additive: 1 and kappa)."""
     values = [value for _, value in kappa.knots]
-    if min(values) < 0 or (max(values) > 1 and not additive):
+    if not all(0 <= value <= (math.inf if additive else 1) for value in values):
         raise ValueError(f"kappa is a share in [0, 1], and got {kappa}; only the additive anchor takes more")
     rest = constant(1.0) if additive else dataclasses.replace(kappa, knots=tuple((at, 1 - k) for at, k in kappa.knots))
+    if consistency != "reverse_kl" and floor != FLOOR:
+        raise ValueError(f"floor belongs to the reverse KL; the divergence is {consistency}, so leave it out")
     weight = unit if anchor == "rate_kl" else inverse_noise
     return Objective(
         (
             Term("consistency", times, Bridge(process), target, divergence(consistency, floor), inverse_step, rest),
-            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence(anchor, floor), weight, kappa),
+            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence(anchor), weight, kappa),
         ),
         total,
     )

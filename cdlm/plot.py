@@ -52,13 +52,16 @@ def plot_schedules(config: RunConfig, name: str, out: Path) -> Path:
         axes[0][1].plot(places, high, label=term.name)
     axes[0][0].set_title("share of the loss (kappa)")
     axes[0][1].set_title("step size delta")
-    axes[0][2].plot(places, [objective.lam(step) for step in places], label="lambda")
-    if copies:
-        axes[0][2].vlines(copies, 0, 1, linestyles="dotted", label="copy")
-    axes[0][2].set_title("target: lambda")
+    if objective.network is not None:
+        kept = [step for step in places if step not in copies]
+        axes[0][2].plot(kept, [objective.lam(step) for step in kept], label="lambda")
+        axes[0][2].vlines(copies, 0, 1, linestyles="dotted", colors="tab:red", label="copy of the online weights")
+        axes[0][2].legend()
+    axes[0][2].set_title("target: lambda" if objective.network is not None else "no target network")
     for axis in axes[0]:
+        axis.set_ylim(0, 1.05)
+    for axis in axes[0][:2]:
         axis.legend()
-        axis.set_ylim(bottom=0)
     return _save(figure, out)
 
 

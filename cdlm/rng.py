@@ -3,7 +3,7 @@
 A counter-based generator (the SplitMix64 finaliser over a hashed key) instead of a stateful one. The draws of a
 training step belong to the *global* batch, so one process and eight see the same noise; a text does not depend on the
 batch it is drawn in; adding an evaluation changes no training step; resuming needs no generator state; and every
-device draws the same bits.
+device with doubles draws the same bits.
 """
 
 import dataclasses

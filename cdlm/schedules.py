@@ -5,6 +5,7 @@ run needs no schedule state.
 """
 
 import dataclasses
+import math
 from fractions import Fraction
 
 PAPER_STEPS = 150_000
@@ -63,6 +64,8 @@ def scaled_decay(decay: float, total: int, reference: int = PAPER_STEPS) -> floa
 
 def number(value: float) -> str:
     """A short name for a number: 5/8 rather than 0.625, 2/3 rather than 0.667."""
+    if not math.isfinite(value):
+        return str(value)
     fraction = Fraction(value).limit_denominator(2048)
     power_of_two = fraction.denominator & (fraction.denominator - 1) == 0
     short = abs(float(fraction) - value) < 1e-12 and (power_of_two or fraction.denominator <= 30)

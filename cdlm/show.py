@@ -113,12 +113,12 @@ def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> No
 
 def show_recipes(console: Console) -> None:
     """Every recipe with what it reproduces, its command and its cost."""
-    table = Table(title="cdlm train RECIPE --data DIR [--field value]")
-    for heading in ("recipe", "reproduces", "method", "steps x batch x length", "distils", "cost"):
+    table = Table(title="Every setting can be changed: cdlm train RECIPE --help")
+    for heading in ("recipe", "reproduces", "command", "steps x batch x length", "cost"):
         table.add_column(heading)
     for name, recipe in RECIPES.items():
         config = recipe.config
         size = f"{config.steps:,} x {config.batch} x {config.length}"
-        base = str(config.init_from) if config.init_from else ""
-        table.add_row(name, recipe.reproduces, config.method, size, base, recipe.cost)
+        command = f"cdlm train {name} --data DIR" + (f" --init-from {config.init_from}" if config.init_from else "")
+        table.add_row(name, recipe.reproduces, command, size, recipe.cost)
     console.print(table)

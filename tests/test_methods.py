@@ -243,7 +243,8 @@ def test_other_choices_change_one_ingredient_each(name):
     assert differences(base, at_home(name, anchor="rate_kl")) == {"anchor.divergence", "anchor.weight"}
     assert differences(base, at_home(name, additive=True)) == {"consistency.share"}
     assert at_home(name, additive=True).terms[0].share(0.7) == 1
-    assert differences(base, at_home(name, floor=-3.0)) == set()  # only the reverse KL has a floor
+    with pytest.raises(ValueError, match="floor belongs to the reverse KL"):
+        at_home(name, floor=-3.0)
 
 
 def test_choices_of_the_floor_and_of_the_distillers():

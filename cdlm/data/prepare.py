@@ -29,6 +29,7 @@ from cdlm import __version__
 from cdlm.data.sources import SOURCES, Corpus, Errors, Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Packing, Split
+from cdlm.files import flush, take
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -337,13 +338,13 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
     partial.mkdir(parents=True, exist_ok=True)
     lock = os.open(partial, os.O_RDONLY)
     try:
-        _lock(lock, out)
+        take(lock, f"another run is writing {out}; wait for it, or choose another --out")
         for left in partial.iterdir():
             left.unlink()
         try:
             yield partial
             for path in partial.iterdir():
-                _flush(path)
+                flush(path)
             if out.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 out.rename(old)
@@ -353,12 +354,6 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file is on the disk, so that the rename cannot overtake its contents."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
@@ -374,17 +369,6 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise ValueError(
             f"{out} is not only a folder of tokens ({other}), so --overwrite leaves it; choose another --out"
         )
-
-
-def _lock(folder: int, out: Path) -> None:
-    try:
-        import fcntl
-
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"another run is writing {out}; wait for it, or choose another --out") from None
-    except (ImportError, OSError):  # a system or a file system without locks
-        pass
 
 
 def _bar(console: Console) -> Progress:

@@ -81,7 +81,7 @@ def read_meta(folder: str | Path) -> Meta:
     path = Path(folder) / META
     if not path.is_file():
         raise TokenError(
-            f"{folder} is not a folder of tokens: {META} is missing; make one with: cdlm prepare FILE --out {folder}"
+            f"{folder} is not a folder of tokens: {META} is missing; make one with: cdlm prepare FILE --out data"
         )
     try:
         fields = json.loads(path.read_text())

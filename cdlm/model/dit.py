@@ -22,11 +22,15 @@ class Architecture:
     """The shape of the network. The defaults are the paper's 110M class (169.6M with both vocabulary matrices)."""
 
     hidden: int = 768
+    """Width of the network."""
     blocks: int = 12
+    """Transformer blocks."""
     heads: int = 12
+    """Attention heads of a block."""
     cond: int = 128
     """Width of the noise-level embedding."""
     dropout: float = 0.1
+    """Share of each branch's output dropped in training."""
     time_conditioning: bool = False
     """Whether the network is told the noise level; if not, the embedding sees a constant, as in MDLM."""
     causal: bool = False
@@ -36,6 +40,10 @@ class Architecture:
     positions of a fully masked sequence apart (every value that attention mixes is the same)."""
 
     def __post_init__(self) -> None:
+        if min(self.hidden, self.blocks, self.heads, self.cond) < 1 or self.absolute < 0 or not 0 <= self.dropout < 1:
+            raise ValueError(
+                "hidden, blocks, heads and cond must be at least 1, absolute at least 0, dropout in [0, 1)"
+            )
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise ValueError(f"hidden {self.hidden} must be an even multiple of heads {self.heads}")
 

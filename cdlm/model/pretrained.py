@@ -45,7 +45,7 @@ def describe(denoiser: Denoiser) -> dict[str, Any]:
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    save_file(tensors, folder / "model.safetensors")
+    write_tensors(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -65,7 +65,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
     try:
         if config.get("format") == "cdlm":
             denoiser = _ours(config, tensors)
-        elif config.get("model_type") in PEERS:
+        elif str(config.get("model_type")).lower() in PEERS:
             denoiser, tensors = _peer(config, tensors)
         else:
             kind = config.get("format") or config.get("model_type")
@@ -79,6 +79,14 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
     return denoiser.to(device).eval()
 
 
+def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write tensors; whatever is wrong with the disk is an OSError."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from None
+
+
 def newest(folder: Path) -> Path:
     """The model folder meant: itself, or the newest checkpoint of a run."""
     found = max((path for path in folder.glob("step-*") if (path / "state.json").is_file()), default=None)
@@ -88,7 +96,10 @@ def newest(folder: Path) -> Path:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        raise LayoutError(f"{folder} is not a model folder: it needs config.json and model.safetensors")
+        why = "does not exist" if not folder.exists() else "is not a model folder: it has no config.json"
+        if (folder / "run.json").is_file():
+            why = "is a run without a checkpoint yet: wait for its first --save-every steps"
+        raise LayoutError(f"{folder} {why}; give a folder with config.json and model.safetensors, or a run")
     try:
         config = json.loads(path.read_text())
     except ValueError as error:
@@ -120,7 +131,7 @@ def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
 
     In MDLM's the last id is the mask; its row of the head is not in our law. DUO's is uniform over all of its ids.
     """
-    masks = config["model_type"] == "mdlm"
+    masks = config["model_type"].lower() == "mdlm"
     shape = Architecture(
         hidden=config["hidden_dim"],
         blocks=config["n_blocks"],

@@ -8,7 +8,7 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.process.gaussian import Gaussian
 from cdlm.process.process import DATA, Process
 from cdlm.rng import Rng, categorical
-from cdlm.types import Pair, Time, Tokens
+from cdlm.types import Pair, Time, Tokens, wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rollout:
         with torch.no_grad():
             hidden = teacher.features(x_t, alpha_t)
             # Under masking the route does not depend on the law: the head runs only where a token is revealed.
-            visible = (~self.process.positions(x_t)).double()
+            visible = (~self.process.positions(x_t)).to(wide(x_t.device))
             route = self.process.route(x_t, visible, s, t, rng("x_s"))
             index = (route == DATA).flatten().nonzero()[:, 0]
             u = rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index]
@@ -79,6 +79,12 @@ class Relaxed:
     gaussian: Gaussian
     tau: float
     top: int = 16
+
+    def __post_init__(self) -> None:
+        if self.tau <= 0 or self.top < 1:
+            raise ValueError(
+                f"relaxed tokens need a temperature tau > 0 and at least one other token; got tau {self.tau}"
+            )
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)

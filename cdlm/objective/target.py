@@ -40,6 +40,12 @@ class Network:
     copies: int = 0
     copy_from: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not all(0 <= value <= 1 for _, value in self.decay.knots) or self.copies < 0:
+            raise ValueError(
+                f"lambda is a decay in [0, 1], copies a count; got lambda {self.decay}, {self.copies} copies"
+            )
+
     @torch.no_grad()
     def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
         if network is None:

@@ -26,7 +26,7 @@ def operator(gamma: Float[Tensor, "*g"], vocab: int) -> tuple[Float[Tensor, "*g"
     """
     m = torch.exp(-gamma.double() / 2)[..., None]
     z = torch.linspace(-9, 9, 2401, dtype=torch.float64, device=gamma.device)
-    density = torch.exp(-z * z / 2 + (vocab - 1) * torch.special.log_ndtr(m + z)) / math.sqrt(2 * math.pi)
+    density = torch.exp(-z * z / 2 + (vocab - 1) * log_ndtr(m + z)) / math.sqrt(2 * math.pi)
     win, slope = torch.trapezoid(density, z), torch.trapezoid(density * z, z)
     share = vocab / (vocab - 1)
     return share * win - 1 / (vocab - 1), share * slope * (-m[..., 0] / 2)
@@ -55,7 +55,7 @@ class Gaussian:
         The clean token wins iff e_x + a/s > M, with M the largest of the other v - 1 Gaussians; otherwise a uniform
         other token does, the same one at both times.
         """
-        own = torch.special.ndtri(rng("own").uniform(x0.shape[1], x0.device))
+        own = ndtri(rng("own").uniform(x0.shape[1], x0.device))
         top = largest(rng("others").uniform(x0.shape[1], x0.device), self.vocab - 1)
         other = (x0 + 1 + rng("winner").integers(x0.shape[1], self.vocab - 1, x0.device)) % self.vocab
 
@@ -73,7 +73,7 @@ class Gaussian:
         """
         b, l = x0.shape
         top = min(top, self.vocab - 1)
-        own = torch.special.ndtri(rng("own").uniform(l, x0.device))
+        own = ndtri(rng("own").uniform(l, x0.device))
         u = rng("others").uniform(l * top, x0.device).view(b, l, top)
         others = order_statistics(u, self.vocab - 1)
         ids = distinct(rng("ids").uniform(l * top, x0.device).view(b, l, top), self.vocab - 1)
@@ -84,7 +84,7 @@ class Gaussian:
         a, s = torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
         scores = torch.cat([(a + s * own)[..., None], s[..., None] * others], -1) / tau
         low = others[..., -1]
-        log_rest = (s / tau) ** 2 / 2 + torch.special.log_ndtr(low - s / tau) - torch.special.log_ndtr(low)
+        log_rest = (s / tau) ** 2 / 2 + log_ndtr(low - s / tau) - log_ndtr(low)
         log_rest = (
             log_rest + math.log(self.vocab - 1 - top) if top < self.vocab - 1 else torch.full_like(low, -math.inf)
         )
@@ -96,9 +96,19 @@ class Gaussian:
         return torch.exp(-self.gamma(t) / 2).to(like.device, wide(like.device))[:, None]
 
 
+def ndtri(p: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The inverse of Phi; on the host where a device lacks it."""
+    return torch.special.ndtri(p.cpu()).to(p.device) if p.device.type == "mps" else torch.special.ndtri(p)
+
+
+def log_ndtr(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """log Phi; on the host where a device lacks it."""
+    return torch.special.log_ndtr(x.cpu()).to(x.device) if x.device.type == "mps" else torch.special.log_ndtr(x)
+
+
 def largest(u: Float[Tensor, "*shape"], count: int | Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
     """The largest of `count` standard Gaussians, Phi^-1(u^(1/count)), accurate in the far tail."""
-    return -torch.special.ndtri(-torch.expm1(torch.log(u) / count))
+    return -ndtri(-torch.expm1(torch.log(u) / count))
 
 
 def order_statistics(u: Float[Tensor, "*shape k"], count: int) -> Float[Tensor, "*shape k"]:
@@ -108,7 +118,7 @@ def order_statistics(u: Float[Tensor, "*shape k"], count: int) -> Float[Tensor, 
     """
     left = count - torch.arange(u.shape[-1], device=u.device, dtype=u.dtype)
     log_cdf = (torch.log(u) / left).cumsum(-1)
-    return -torch.special.ndtri(-torch.expm1(log_cdf))
+    return -ndtri(-torch.expm1(log_cdf))
 
 
 def distinct(u: Float[Tensor, "*shape k"], count: int) -> Int[Tensor, "*shape k"]:

@@ -175,4 +175,4 @@ def _require(condition: Bool[Tensor, "..."], message: str) -> None:
         if not bool(condition.all()):
             raise ValueError(message)
     else:
-        torch._assert_async(condition.all())
+        torch._assert_async(condition.all(), message)

@@ -8,7 +8,6 @@ RUN/step-00001000/online.safetensors, target.safetensors, optimizer.safetensors,
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from cdlm.model.pretrained import LayoutError, write_model
+from cdlm.files import flush
+from cdlm.model.pretrained import LayoutError, write_model, write_tensors
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
-PARTS = ("model", "online", "target", "optimizer")
 
 State = dict[str, torch.Tensor]
 
@@ -39,6 +38,8 @@ class Checkpoint:
     run_config: dict[str, Any]
     best: tuple[float, int] | None
     """The lowest validation NELBO so far, and its step."""
+    data: dict[str, Any]
+    """What it was trained on: the hash and vocabulary of the tokens."""
     tokenizer: Path | None = None
 
 
@@ -52,7 +53,7 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
         write_model(aside, checkpoint.model_config, checkpoint.tensors["model"])
         for part, tensors in checkpoint.tensors.items():
             if part != "model":
-                save_file(tensors, aside / f"{part}.safetensors")
+                write_tensors(tensors, aside / f"{part}.safetensors")
         if checkpoint.tokenizer is not None:
             shutil.copyfile(checkpoint.tokenizer, aside / "tokenizer.json")
         state: dict[str, Any] = {
@@ -60,16 +61,17 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
             "step": checkpoint.step,
             "best": checkpoint.best,
             "run": checkpoint.run_config,
+            "data": checkpoint.data,
         }
         state["parts"] = sorted(checkpoint.tensors)
         (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
         for path in aside.iterdir():
-            _flush(path)
-        _flush(aside)
+            flush(path)
+        flush(aside)
         if final.exists():
             shutil.rmtree(final)
         aside.rename(final)
-        _flush(run)
+        flush(run)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         last = latest(run)
@@ -94,7 +96,7 @@ def read(path: Path) -> Checkpoint:
         for part in state["parts"]:
             tensors[part] = load_file(path / f"{part}.safetensors")
         best = None if state["best"] is None else (float(state["best"][0]), int(state["best"][1]))
-        step, run_config = int(state["step"]), state["run"]
+        step, run_config, data = int(state["step"]), state["run"], state["data"]
     except FileNotFoundError:
         lost = path / f"{next(part for part in state['parts'] if part not in tensors)}.safetensors"
         raise LayoutError(f"{lost} is missing; remove the folder {path} to resume from the one before") from None
@@ -107,7 +109,7 @@ def read(path: Path) -> Checkpoint:
         raise LayoutError(f"{path / 'state.json'} is incomplete ({error!r})") from None
     tokenizer = path / "tokenizer.json"
     return Checkpoint(
-        step, tensors, _json(path / "config.json"), run_config, best, tokenizer if tokenizer.is_file() else None
+        step, tensors, _json(path / "config.json"), run_config, best, data, tokenizer if tokenizer.is_file() else None
     )
 
 
@@ -132,12 +134,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise LayoutError(f"{path} must hold a JSON object")
     return values
-
-
-def _flush(path: Path) -> None:
-    """Force a file, or a folder's entries, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

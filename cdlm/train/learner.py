@@ -68,11 +68,9 @@ class Learner:
             self.optimizer.state[parameter] = {"step": count, **slots}
 
 
-def learner(
-    config: RunConfig, denoiser: Denoiser, objective: Objective, world: World, teacher: Denoiser | None = None
-) -> Learner:
-    """Everything at its start: the target is the teacher, or a copy of the network; so is the average."""
-    target = frozen_copy(teacher or denoiser) if objective.network is not None else None
+def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: World) -> Learner:
+    """Everything at its start: target and average are copies of the network."""
+    target = frozen_copy(denoiser) if objective.network is not None else None
     average = frozen_copy(denoiser)
     for network in (denoiser, target, average):
         if network is not None and config.compile:
@@ -98,7 +96,7 @@ def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor
     config, world = learner.config, learner.world
     torch.manual_seed(seeded(config.seed, "dropout", step, world.rank, batch=1).key)
     parts = torch.arange(config.batch).view(world.size, config.accumulate, -1)[world.rank]
-    sums: dict[str, Tensor] = {}
+    seen: dict[str, list[Tensor]] = {}  # a term may have no row in a micro-batch
     gather(learner.target)
     for micro, rows in enumerate(parts):
         accumulating(learner.module, last=micro == len(parts) - 1)
@@ -107,7 +105,7 @@ def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor
             loss = learner.module(learner.target, batches(step, rows), step, rng)
         (loss.total / len(parts)).backward()
         for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
-            sums[name] = sums.get(name, 0) + value / len(parts)
+            seen.setdefault(name, []).append(value)
     settle(learner.module, learner.target, learner.average)
     for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
@@ -118,4 +116,5 @@ def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor
         update(learner.target, learner.denoiser, learner.objective.lam(step))
     decay = scaled_decay(config.average, config.steps, config.reference)
     update(learner.average, learner.denoiser, min(decay, (2 + step) / (11 + step)))
-    return {**sums, "gradient": norm.full_tensor() if hasattr(norm, "full_tensor") else norm}
+    means = {name: torch.stack(values).mean() for name, values in seen.items()}
+    return {**means, "gradient": norm.full_tensor() if hasattr(norm, "full_tensor") else norm}

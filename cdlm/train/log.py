@@ -1,5 +1,6 @@
 """Metrics: one JSON line each in metrics.jsonl, always; TensorBoard and Weights & Biases if asked."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,8 @@ def console_line(line: dict[str, Any], config: RunConfig) -> str:
     if len(terms) > 1:
         parts += [f"{name} {line[name]:.4f} (share {line[f'share {name}']:.2f})" for name in terms if name in line]
     low, high = line[f"delta {terms[0]}"]
-    parts.append(f"delta {low:.3g}" if low == high else f"delta {low:.3g}-{high:.3g}")
+    if low < 1:
+        parts.append(f"delta {low:.3g}" if low == high else f"delta {low:.3g}-{high:.3g}")
     parts += [f"lambda {line['lambda']:.4g}"] if "lambda" in line else []
     parts += [f"grad {line['gradient']:.2f}", f"lr {line['lr']:.2e}", f"{line['tokens_per_second']:,.0f} tokens/s"]
     parts += [f"{line['memory_gib']:.1f} GiB"] if "memory_gib" in line else []
@@ -58,7 +60,7 @@ def open_log(config: RunConfig, from_step: int) -> Sink:
         aside = path.with_suffix(".tmp")
         aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
         aside.replace(path)
-    sinks = [{"tensorboard": _tensorboard, "wandb": _wandb}[name](config) for name in config.track]
+    sinks = [{"tensorboard": _tensorboard, "wandb": _wandb}[name](config, from_step) for name in config.track]
 
     def record(line: dict[str, Any]) -> None:
         with path.open("a") as file:
@@ -87,12 +89,12 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in line.items() if isinstance(value, int | float) and name != "step"}
 
 
-def _tensorboard(config: RunConfig) -> Sink:
+def _tensorboard(config: RunConfig, from_step: int) -> Sink:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("--track tensorboard needs tensorboard; run: pip install 'cdlm[track]'") from None
-    writer = SummaryWriter(str(config.out / "tensorboard"))
+    writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=from_step + 1)
 
     def write(line: dict[str, Any]) -> None:
         for name, value in _numbers(line).items():
@@ -102,10 +104,15 @@ def _tensorboard(config: RunConfig) -> Sink:
     return write
 
 
-def _wandb(config: RunConfig) -> Sink:
+def _wandb(config: RunConfig, from_step: int) -> Sink:
     try:
         import wandb
     except ImportError:
         raise ValueError("--track wandb needs wandb; run: pip install 'cdlm[track]'") from None
-    wandb.init(project="cdlm", name=config.out.name, config=to_json(config), dir=str(config.out), resume="allow")
+    name = hashlib.blake2b(
+        str(config.out.resolve()).encode(), digest_size=6
+    ).hexdigest()  # one run, however often resumed
+    wandb.init(
+        id=name, project="cdlm", name=config.out.name, config=to_json(config), dir=str(config.out), resume="allow"
+    )
     return lambda line: wandb.log(_numbers(line), step=line["step"])

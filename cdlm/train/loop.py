@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from cdlm.config import RunConfig, to_json
+from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import pick_device, weight_dtype
+from cdlm.files import alone_in
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import describe, load
@@ -37,7 +39,8 @@ FREE = {
     *("out", "data", "init_from", "device", "parallel", "accumulate", "compile", "log_every", "valid_every"),
     *("valid_batches", "samples", "sample_steps", "save_every", "keep", "track"),
 }
-"""Settings that may change when a run resumes: they move no weight, or only in the last digits."""
+"""Settings that may change when a run resumes: they move no weight, or only in the last digits. (`data` is a path; the
+tokens themselves must be the same.)"""
 
 
 def train(config: RunConfig, resume: Resume = "no") -> Path:
@@ -49,19 +52,17 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
             f"--batch {config.batch} does not divide among {world.size} processes x {config.accumulate} micro-batches"
         )
     data, valid = open_tokens(config.data, "train"), open_tokens(config.data, "valid")
-    last = _last_checkpoint(config, resume)
-    network, method, objective = build(config, data.meta.vocab, device)
-    if world.first:
-        config.out.mkdir(parents=True, exist_ok=True)
-        _write_json(config.out / "run.json", to_json(config))
-        announce(config, network, method, objective, data, device, world)
+    data.check_vocabulary(Tokenizer.load(config.data / "tokenizer.json").vocab_size, "its tokenizer.json")
+    data.blocks(config.length), valid.blocks(config.length)  # too little data is found now, not at the first validation
+    corpus = {"sha256": data.meta.splits["train"].sha256, "vocab": data.meta.vocab}
+    last = _last_checkpoint(config, resume, corpus)
+    network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
     state = learner(config, network, objective, world)
     first, best = 0, None
     if last is not None:
+        _check_fit(last, network, objective, config)
         state.restore(last.step, last.tensors)
         first, best = last.step, last.best
-        say(world, f"resuming after step {first:,}")
-    record = open_log(config, first) if world.first else None
 
     def batches(step: int, rows: Tensor) -> Tokens:
         return data.batch(step, config.seed, config.batch, rows, config.length).to(device)
@@ -69,55 +70,77 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     def save(step: int) -> None:
         tensors = state.state()
         if world.first:
-            found = checkpoint.Checkpoint(
-                step, tensors, describe(network), to_json(config), best, config.data / "tokenizer.json"
-            )
+            tokenizer = config.data / "tokenizer.json"
+            found = checkpoint.Checkpoint(step, tensors, describe(network), to_json(config), best, corpus, tokenizer)
             checkpoint.write(config.out, found, config.keep)
 
     recent: list[dict[str, Tensor]] = []
-    clock, done, regular = time.perf_counter(), first, False
-    try:
-        with _signals() as asked_to_stop:
-            for step in range(first, config.steps):
-                recent.append(take_step(state, batches, step))
-                n, ended = step + 1, step + 1 == config.steps
-                log_now, save_now = n % config.log_every == 0 or ended, n % config.save_every == 0 or ended
-                valid_now = ended or (config.valid_every > 0 and n % config.valid_every == 0)
-                if log_now or save_now or device.type == "cpu":
-                    _check_finite(recent, step, config, device, world)
-                if log_now:
-                    speed = (n - done) * config.batch * config.length / (time.perf_counter() - clock)
-                    line = summarise(state, recent, step, speed)
-                    if record is not None:
-                        record(line)
-                        print(console_line(line, config), flush=True)
-                    recent = []
-                stopping = (world.size == 1 or n % 10 == 0) and anyone(asked_to_stop(), world, device) and not ended
-                if valid_now:
-                    found = validate(state, method, valid, step)
-                    if best is None or found["nelbo"] < best[0]:
-                        best = (found["nelbo"], n)
-                    if record is not None:
-                        record(found)
-                        report(found, config)
-                if save_now or stopping:
-                    save(n)
-                if log_now or valid_now or save_now:
-                    clock, done = time.perf_counter(), n
-                if stopping:
-                    say(world, f"stopped after step {n:,}; go on with --resume auto")
-                    break
+    regular = False
+    with contextlib.ExitStack() as held:
+        record = None
+        if world.first:
+            config.out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone_in(config.out))
+            _write_json(config.out / "run.json", to_json(config))
+            announce(config, network, method, objective, data, device, world)
+            record = open_log(config, first)
+            if first:
+                done_already = "this run is complete; nothing to do" if first >= config.steps else ""
+                print(done_already or f"resuming after step {first:,}", flush=True)
+        held.callback(lambda: leave(together=regular))
+        asked_to_stop = held.enter_context(_signals())
+        clock, done = time.perf_counter(), first
+        for step in range(first, config.steps):
+            recent.append(take_step(state, batches, step))
+            n, ended = step + 1, step + 1 == config.steps
+            log_now = n % config.log_every == 0 or ended
+            valid_now = ended or (config.valid_every > 0 and n % config.valid_every == 0)
+            stopping = (world.size == 1 or n % 10 == 0) and anyone(asked_to_stop(), world, device) and not ended
+            save_now = n % config.save_every == 0 or ended or stopping
+            if log_now or valid_now or save_now or device.type == "cpu":
+                _check_finite(recent, step, config, device, world)
+            if log_now:
+                speed = (n - done) * config.batch * config.length / (time.perf_counter() - clock)
+                line = summarise(state, recent, step, speed)
+                if record is not None:
+                    record(line)
+                    print(console_line(line, config), flush=True)
+                recent = []
+            if valid_now:
+                found = validate(state, method, valid, step)
+                if best is None or found["nelbo"] < best[0]:
+                    best, save_now = (found["nelbo"], n), True  # the best is always kept
+                if record is not None:
+                    record(found)
+                    report(found, config)
+            if save_now:
+                save(n)
+            if log_now or valid_now or save_now:
+                clock, done = time.perf_counter(), n
+            if stopping:
+                break
         regular = True
-    finally:
-        leave(together=regular)
-    found_last = checkpoint.latest(config.out)
-    if found_last is None:
-        raise ValueError(f"{config.out} already holds a finished run without checkpoints; choose another --out")
-    return found_last
+    end = checkpoint.latest(config.out)
+    if end is None:
+        raise ValueError(
+            f"no checkpoint of {config.out} can be seen here; --out must be on a disk that all nodes share"
+        )
+    finished = int(end.name.removeprefix("step-")) >= config.steps
+    if world.first and finished:
+        print(f"done: {end}; try: cdlm sample {config.out}, cdlm plot {config.out}", flush=True)
+    if not finished:
+        raise Stopped(f"stopped; saved {end}; go on with --resume auto")
+    return end
 
 
-def build(config: RunConfig, vocab: int, device: torch.device) -> tuple[Denoiser, Method, Objective]:
-    """The network (random, or from a model) and the objective of a run."""
+class Stopped(Exception):  # noqa: N818 (an end on request, not an error)
+    """A run that saved and ended because it was asked to."""
+
+
+def build(
+    config: RunConfig, vocab: int, device: torch.device, fresh: bool = True
+) -> tuple[Denoiser, Method, Objective]:
+    """The network (random, or from a model if it starts afresh) and the objective of a run."""
     method, choices = parse_method(config.method)
     process = method.default_process(vocab)
     if process is not None:
@@ -125,18 +148,23 @@ def build(config: RunConfig, vocab: int, device: torch.device) -> tuple[Denoiser
     objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference)
     torch.manual_seed(config.seed)
     network = Denoiser(config.network, process, vocab)
-    if config.init_from is not None:
+    if config.init_from is not None and fresh:
+        if not config.init_from.exists():
+            raise ValueError(f"--init-from {config.init_from} does not exist; train that run first, or name another")
         given = load(config.init_from)
-        ours, theirs = describe(network), describe(given)
-        for part in (ours, theirs):
-            part["architecture"].pop("dropout")
+        ours, theirs = _comparable(describe(network)), _comparable(describe(given))
+        weights = given.state_dict()
+        if given.vocab == vocab + 1 and ours["process"] and ours["process"]["name"] == "uniform":
+            # public DUO checkpoints have one id, [PAD], more than GPT-2's tokens: its rows are left out
+            rows = ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias")
+            weights = {name: value[:vocab] if name.endswith(rows) else value for name, value in weights.items()}
+            theirs["vocab"] = vocab
         for key in ("process", "vocab", "architecture"):
             if ours[key] != theirs[key]:
                 raise ValueError(
-                    f"--init-from {config.init_from} does not fit: its {key} is {theirs[key]}, "
-                    f"this run's is {ours[key]}"
+                    f"--init-from {config.init_from} does not fit: its {key} is {_show(theirs[key], ours[key])}"
                 )
-        network.load_state_dict(given.state_dict())
+        network.load_state_dict(weights)
     return network.to(device, weight_dtype(device, config.dtype)), method, objective
 
 
@@ -166,12 +194,7 @@ def announce(
         print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
 
 
-def say(world: World, text: str) -> None:
-    if world.first:
-        print(text, flush=True)
-
-
-def _last_checkpoint(config: RunConfig, resume: Resume) -> checkpoint.Checkpoint | None:
+def _last_checkpoint(config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint | None:
     """The checkpoint to go on from, if any; a run is never overwritten, nor continued as something else."""
     path = checkpoint.latest(config.out)
     if path is None:
@@ -183,12 +206,44 @@ def _last_checkpoint(config: RunConfig, resume: Resume) -> checkpoint.Checkpoint
     changed = [
         f"{key}: {before.get(key)} -> {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
     ]
+    if found.data != corpus:
+        changed.append(f"data: {before.get('data')} -> {config.data} holds other tokens")
     if changed and resume != "force":
         raise ValueError(
             f"{config.out} was started with other settings ({'; '.join(changed)}); "
             "use the same, another --out, or --resume force"
         )
     return found
+
+
+def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Objective, config: RunConfig) -> None:
+    """Even a forced resume needs the same network, and a target where the method has one."""
+    ours, theirs = _comparable(describe(network)), _comparable(last.model_config)
+    if ours != theirs:
+        differ = "; ".join(f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key))
+        raise ValueError(f"the checkpoint in {config.out} is of another network ({differ}); start a new --out instead")
+    if objective.network is not None and "target" not in last.tensors:
+        raise ValueError(
+            f"{config.method} has a target network and the checkpoint in {config.out} has none; "
+            f"start a new --out with --init-from {config.out}"
+        )
+
+
+def _show(theirs: Any, ours: Any) -> str:
+    """A difference in words: only the fields that differ."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        differ = [key for key in ours if ours[key] != theirs.get(key)]
+        theirs, ours = ({key: side.get(key) for key in differ} for side in (theirs, ours))
+    words = [
+        ", ".join(f"{key} {value}" for key, value in side.items()) if isinstance(side, dict) else str(side or "none")
+        for side in (theirs, ours)
+    ]
+    return f"{words[0]}, this run's is {words[1]}"
+
+
+def _comparable(model: dict[str, Any]) -> dict[str, Any]:
+    """What must agree for weights to fit: everything but the dropout."""
+    return {**model, "architecture": {key: value for key, value in model["architecture"].items() if key != "dropout"}}
 
 
 def _check_finite(

@@ -32,10 +32,11 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int) -> dic
     own = batches[world.rank :: world.size] if len(batches) >= world.size else batches
     own = own[: max(1, len(batches) // world.size)]
     gather(state.average)
-    value = mean(torch.tensor(nelbo(state.average, own, config.seed)), world)
+    rows = config.batch // (world.size * config.accumulate)
+    value = mean(torch.tensor(nelbo(state.average, own, config.seed, rows), device=device), world)
     found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(value)}
     if config.samples:
-        x = draw(state.average, method, config, step)
+        x = draw(state.average, method, config, step, valid.meta.bos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.samples].cpu()).mean())
         found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.length)
@@ -44,11 +45,11 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int) -> dic
     return found
 
 
-def draw(denoiser: Denoiser, method: Method, config: RunConfig, step: int) -> Tokens:
+def draw(denoiser: Denoiser, method: Method, config: RunConfig, step: int, bos: int) -> Tokens:
     """A few sequences from the model, the same for every run of this seed and step."""
     rng = seeded(config.seed, "validation samples", step, batch=config.samples)
     if denoiser.process is None:
-        start = rng("start").integers(1, denoiser.vocab, denoiser.device)
+        start = torch.full((config.samples, 1), bos, device=denoiser.device)
         return autoregressive(denoiser, start, config.length, rng)
     start = denoiser.process.start(config.length, rng("start"), denoiser.device)
     return ancestral(denoiser, denoiser.process, start, uniform_grid(config.sample_steps), rng, method.posterior)

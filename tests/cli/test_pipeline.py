@@ -46,7 +46,7 @@ def test_from_text_to_samples(work: Path) -> None:
     assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--length", "64", "--out", data))
     assert "NELBO" in succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK))
     resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
-    assert "resuming after step 6" in resumed
+    assert "this run is complete" in resumed
     text = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
     assert "step-00000006: 4 evaluations" in text
     same = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
@@ -70,7 +70,7 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["train"], "takes a recipe"),
+        (["train"], "train takes a recipe"),
         (["train", "tiny-mcdm"], "did you mean"),
         (["train", "nowhere.json"], "there is no nowhere.json"),
         (["train", "tiny-mdlm", "--data", "nowhere"], "cdlm prepare"),
@@ -78,7 +78,7 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
         (["train", "tiny-mdlm", "--method", "sdtt"], "--init-from"),
         (["plot", "nowhere"], "there is no recipe"),
         (["plot", "docs"], "not the folder of a run"),
-        (["sample", "nowhere"], "not a model folder"),
+        (["sample", "nowhere"], "does not exist"),
         (["sample", "nowhere", "--steps", "0"], "at least 1"),
         (["prepare", "nowhere.txt", "--out", "never"], "nowhere.txt"),
         (["sampel"], "did you mean sample"),

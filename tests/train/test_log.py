@@ -14,7 +14,7 @@ def test_tracked_runs_write_the_same_numbers_everywhere(recipe, monkeypatch: pyt
     seen: dict[str, list] = {"tensorboard": [], "wandb": []}
 
     class Writer:
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, purge_step: int) -> None:
             self.folder = folder
 
         def add_scalar(self, name: str, value: float, step: int) -> None:

@@ -4,15 +4,19 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from cdlm import load
 from cdlm.config import RunConfig, from_json, read_config, to_json
-from cdlm.methods import METHODS
-from cdlm.model import LayoutError
+from cdlm.files import alone_in
+from cdlm.methods import METHODS, parse_method
+from cdlm.model import Architecture, Denoiser, LayoutError, pretrained, save
+from cdlm.process import uniform
 from cdlm.recipes import RECIPES
 from cdlm.train import checkpoint, loop
 from cdlm.train.loop import train
@@ -129,19 +133,19 @@ def test_not_a_number_stops_the_run_and_names_it(where: str, recipe, monkeypatch
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_good(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint.save_file
+    real = pretrained.save_file
 
     def full(tensors, path):
         if "step-00000008" in str(path) and "optimizer" in str(path):
-            raise OSError(28, "No space left on device")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         real(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(pretrained, "save_file", full)
     config = recipe("mcdlm")
     with pytest.raises(OSError, match=r"last good checkpoint is .*step-00000004.*--resume auto"):
         train(config)
     assert sorted(path.name for path in config.out.iterdir() if path.is_dir()) == ["step-00000004"]
-    monkeypatch.setattr(checkpoint, "save_file", real)
+    monkeypatch.setattr(pretrained, "save_file", real)
     assert train(config, "auto").name == "step-00000012"
 
 
@@ -166,7 +170,7 @@ def test_init_from_must_fit(recipe, tmp_path: Path) -> None:
         )
     with pytest.raises(ValueError, match="does not fit: its architecture"):
         train(recipe("mcdlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, blocks=3)))
-    with pytest.raises(LayoutError, match="not a model folder"):
+    with pytest.raises(ValueError, match="does not exist; train that run first"):
         train(recipe("mcdlm", init_from=tmp_path / "nowhere"))
 
 
@@ -182,6 +186,7 @@ def test_a_public_mdlm_checkpoint_can_be_distilled(peers: Path, corpus: Path, re
         ({"method": "mcdm"}, "choose from"),
         ({"method": "sdtt"}, "--init-from"),
         ({"method": "ar"}, "causal"),
+        ({"method": "udlm"}, "told the time"),
         ({"batch": 10, "accumulate": 3}, "does not divide"),
         ({"steps": 0}, "at least 1"),
         ({"length": 1}, "at least 2"),
@@ -226,3 +231,92 @@ def test_entropy_alarm_has_two_sides() -> None:
     assert alarm(3.0, 5.4, 1024) == "mode collapse"
     assert alarm(5.3, 5.4, 1024) is None
     assert alarm(6.8, 5.4, 1024) == "uniform drift"
+
+
+def test_the_best_checkpoint_is_kept_whenever_it_was_found(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([3.0, 1.0, 2.0, 2.5])
+    monkeypatch.setattr(loop, "validate", lambda *_: {"step": 0, "kind": "valid", "nelbo": next(values)})
+    config = recipe("mdlm", steps=12, save_every=12, valid_every=3, keep=1)
+    train(config)
+    assert [step for step, _ in checkpoint.listed(config.out)] == [6, 12]
+
+
+def test_resume_on_other_tokens_is_refused(recipe, corpus: Path, tmp_path: Path) -> None:
+    config = recipe("mdlm", steps=8)
+    train(config)
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    fields = json.loads((other / "meta.json").read_text())
+    fields["splits"]["train"]["sha256"] = "0" * 64
+    (other / "meta.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="holds other tokens"):
+        train(dataclasses.replace(config, data=other), "auto")
+
+
+def test_even_a_forced_resume_needs_the_same_network_and_target(recipe) -> None:
+    config = recipe("mdlm", steps=4)
+    train(config)
+    saved = (config.out / "run.json").read_bytes()
+    with pytest.raises(ValueError, match="of another network"):
+        train(dataclasses.replace(config, network=dataclasses.replace(config.network, hidden=32)), "force")
+    with pytest.raises(ValueError, match="has a target network"):
+        train(dataclasses.replace(config, method="mcdlm"), "force")
+    assert (config.out / "run.json").read_bytes() == saved
+
+
+def test_a_tokenizer_that_does_not_fit_its_tokens_is_refused(recipe, corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    fields = json.loads((other / "meta.json").read_text())
+    (other / "meta.json").write_text(json.dumps({**fields, "vocab": 300}))
+    with pytest.raises(ValueError, match=r"its tokenizer\.json has 257"):
+        train(recipe("mdlm", data=other))
+
+
+def test_two_runs_in_one_folder_are_refused(recipe) -> None:
+    config = recipe("mdlm")
+    config.out.mkdir()
+    with alone_in(config.out), pytest.raises(ValueError, match="another run is writing"):
+        train(config)
+
+
+def test_resume_does_not_need_the_model_it_began_with(recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = train(recipe("mdlm", out=tmp_path / "base", steps=4))
+    config = recipe("sdtt", init_from=tmp_path / "base", steps=8)
+    train(config)
+    shutil.rmtree(base.parent)
+    last = checkpoint.latest(config.out)
+    shutil.rmtree(last)
+    assert train(config, "auto").name == "step-00000008"
+
+
+def test_weights_of_duo_lose_their_extra_id(recipe, tmp_path: Path) -> None:
+    """Public DUO checkpoints have 50,258 ids, GPT-2's tokens 50,257; here 258 against 257."""
+    config = recipe("udlm", steps=4)
+    given = Denoiser(config.network, uniform(258))
+    torch.nn.init.normal_(given.backbone.vocab_embed.embedding)
+    save(given, tmp_path / "duo")
+    network, _, _ = loop.build(dataclasses.replace(config, init_from=tmp_path / "duo"), 257, torch.device("cpu"))
+    assert torch.equal(network.backbone.vocab_embed.embedding, given.backbone.vocab_embed.embedding[:257])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mcdlm:lam=1.5", "lambda is a decay"),
+        ("mcdlm:kappa=nan", "kappa is a share"),
+        ("duo:tau=0", "tau > 0"),
+        ("sdtt:rounds=0", "at least one round"),
+        ("mcdlm-pplopt:steps=staged,high_end=0.2", "high_end belongs to random steps"),
+        ("mcdlm:floor=-3", "floor belongs to the reverse KL"),
+    ],
+)
+def test_choices_that_cannot_be_meant_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_method(spec)
+
+
+@pytest.mark.parametrize("field", [{"heads": 0}, {"blocks": 0}, {"hidden": 0}, {"dropout": 1.0}, {"absolute": -1}])
+def test_networks_that_cannot_be_built_are_refused(field: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Architecture(**field)
