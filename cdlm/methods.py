@@ -30,12 +30,7 @@ def ar(process: None = None, total: int = PAPER_STEPS // 2) -> Objective:
 
 
 def mdlm(process: Process, total: int = PAPER_STEPS) -> Objective:
-    """MDLM: the max-step boundary of CDLM under forward KL (Prop. D.1)."""
-    return Objective((_nelbo(process),), total)
-
-
-def udlm(process: Process, total: int = PAPER_STEPS) -> Objective:
-    """UDLM: the same line as MDLM, on the uniform process."""
+    """MDLM: the max-step boundary of CDLM under forward KL (Prop. D.1); on the uniform process, UDLM."""
     return Objective((_nelbo(process),), total)
 
 
@@ -73,7 +68,7 @@ def mcdlm(
     additive: bool = False,
     lam: float = 0.999,
 ) -> Objective:
-    """Masked CDLM: Eq. (6) over random hops of the bridge, with the anchor of Eq. (7)."""
+    """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is."""
     times = step_scheduler(steps, low, high, overshoot)
     return _cdlm(process, total, times, constant(kappa), Network(constant(lam)), divergence, floor, anchor, additive)
 
@@ -110,26 +105,6 @@ def mcdlm_pplopt(
         times = step_scheduler(steps, low, high, overshoot)
     target = Network(Schedule(((0.0, lam), (switch, 1.0)), jumps=True), copies, copy_from=switch)
     return _cdlm(process, total, times, fade(kappa, kappa_end), target, divergence, floor, anchor, additive)
-
-
-def ucdlm(
-    process: Process,
-    total: int = PAPER_STEPS,
-    *,
-    kappa: float = 0.4,
-    steps: Steps = "increasing",
-    low: float = 1 / 8,
-    high: float = 3 / 8,
-    overshoot: Overshoot = "clip",
-    divergence: ConsistencyDivergence = "jsd",
-    floor: float = FLOOR,
-    anchor: AnchorDivergence = "kl",
-    additive: bool = False,
-    lam: float = 0.999,
-) -> Objective:
-    """Uniform CDLM: the lines of MCDLM on the uniform process, with hops that grow during the run."""
-    times = step_scheduler(steps, low, high, overshoot)
-    return _cdlm(process, total, times, constant(kappa), Network(constant(lam)), divergence, floor, anchor, additive)
 
 
 def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
@@ -207,6 +182,10 @@ class Method:
     time_conditioning: bool = False
     starts_from: str = ""
     """The methods whose checkpoint it distils, for the two-stage ones."""
+    duality: bool = False
+    """Whether it rests on the Gaussian twin of the uniform process, and so needs that very prior."""
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Choices that differ from the function's own defaults."""
     posterior: Posterior = "plug-in"
     """How its prediction enters the bridge when sampling; under masking both ways agree (docs/choices.md)."""
 
@@ -218,9 +197,12 @@ class Method:
         """Whether the method is defined on this process."""
         if process is None or self.process == "none":
             return process is None and self.process == "none"
-        if self.process == "masked" or self.objective in (duo, duo_dcd):
-            return process.name == self.process
-        return process.name != "masked"
+        return process.name == self.process if self.process == "masked" or self.duality else process.name != "masked"
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What can be chosen, with the values taken otherwise."""
+        return {**(self.objective.__kwdefaults__ or {}), **self.defaults}
 
     def __call__(self, process: Process | None, total: int | None = None, **choices: Any) -> Objective:
         """The method's objective on a process it fits; unknown choices and values are refused by name."""
@@ -228,23 +210,25 @@ class Method:
             need = {
                 "none": "no process: it predicts next tokens",
                 "masked": "a masked process, such as masked(vocab)",
-                "uniform": "the uniform process, uniform(vocab)",
+                "uniform": "a process without absorbing mask, such as uniform(vocab) or unigram(law)",
             }[self.process]
-            if self.objective in (udlm, ucdlm):
-                need = "a process without absorbing mask, such as uniform(vocab) or unigram(law)"
+            need = "the uniform process, uniform(vocab)" if self.duality else need
             given = "none" if process is None else process.name
             others = ", ".join(slug for slug, method in METHODS.items() if method.fits(process))
             raise ValueError(f"{self.name} needs {need}; for the process given ({given}) there are: {others}")
-        known, kinds = self.objective.__kwdefaults__ or {}, get_type_hints(self.objective)
+        kinds = get_type_hints(self.objective)
         for choice, value in choices.items():
-            if choice not in known:
-                offered = ", ".join(known) or "none"
+            if choice not in self.choices:
+                offered = ", ".join(self.choices) or "none"
                 raise ValueError(f"{self.name} has no choice {choice!r}; it has: {offered}")
             if get_origin(kinds[choice]) is Literal and value not in get_args(kinds[choice]):
                 offered = ", ".join(get_args(kinds[choice]))
                 raise ValueError(f"unknown {choice} {value!r} for {self.name}; choose from {offered}")
-        return self.objective(process, **choices) if total is None else self.objective(process, total, **choices)
+        length = {} if total is None else {"total": total}
+        return self.objective(process, **length, **{**self.defaults, **choices})
 
+
+GROWING = {"steps": "increasing", "low": 1 / 8, "high": 3 / 8}
 
 METHODS: dict[str, Method] = {
     "ar": Method("AR", ar, "none"),
@@ -252,10 +236,10 @@ METHODS: dict[str, Method] = {
     "mcdlm": Method("MCDLM", mcdlm, "masked"),
     "mcdlm-pplopt": Method("MCDLM-PPLOptimized", mcdlm_pplopt, "masked"),
     "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
-    "udlm": Method("UDLM", udlm, "uniform", time_conditioning=True),
-    "duo": Method("DUO", duo, "uniform", time_conditioning=True),
-    "ucdlm": Method("UCDLM", ucdlm, "uniform", time_conditioning=True, posterior="mixture"),
-    "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo"),
+    "udlm": Method("UDLM", mdlm, "uniform", time_conditioning=True),
+    "duo": Method("DUO", duo, "uniform", time_conditioning=True, duality=True),
+    "ucdlm": Method("UCDLM", mcdlm, "uniform", time_conditioning=True, defaults=GROWING, posterior="mixture"),
+    "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo", duality=True),
 }
 
 
@@ -270,7 +254,7 @@ def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
         name, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
-        kind = type((method.objective.__kwdefaults__ or {}).get(name, ""))
+        kind = type(method.choices.get(name, ""))
         try:
             choices[name] = {"true": True, "false": False}[value] if kind is bool else kind(value)
         except (ValueError, KeyError):
