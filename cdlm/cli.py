@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -181,4 +180,4 @@ def _fail(message: str) -> None:
 
 def _console() -> Console:
     console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=160)
+    return console if console.is_terminal else Console(width=160)

@@ -53,7 +53,8 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         )
     data, valid = open_tokens(config.data, "train"), open_tokens(config.data, "valid")
     data.check_vocabulary(Tokenizer.load(config.data / "tokenizer.json").vocab_size, "its tokenizer.json")
-    data.blocks(config.length), valid.blocks(config.length)  # too little data is found now, not at the first validation
+    for split in (data, valid):
+        split.blocks(config.length)  # too little data is found now, not at the first validation
     corpus = {"sha256": data.meta.splits["train"].sha256, "vocab": data.meta.vocab}
     last = _last_checkpoint(config, resume, corpus)
     network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
@@ -108,7 +109,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
                 recent = []
             if valid_now:
                 found = validate(state, method, valid, step)
-                if best is None or found["nelbo"] < best[0]:
+                if math.isfinite(found["nelbo"]) and (best is None or found["nelbo"] < best[0]):
                     best, save_now = (found["nelbo"], n), True  # the best is always kept
                 if record is not None:
                     record(found)
