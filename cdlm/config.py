@@ -1,13 +1,13 @@
 """The description of a training run: plain values that a JSON file holds, validated before anything is computed."""
 
 import dataclasses
-import json
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cdlm.devices import Device, Dtype
+from cdlm.files import read_object
 from cdlm.methods import parse_method
 from cdlm.model.dit import Architecture
 from cdlm.schedules import PAPER_STEPS
@@ -132,15 +132,10 @@ def from_json(values: dict[str, Any]) -> RunConfig:
 
 
 def read_config(path: Path) -> RunConfig:
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}; give a recipe (see `cdlm recipes`) or the run.json of a run") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return from_json(values)
+    """The configuration in a run.json."""
+    if not path.is_file():
+        raise ValueError(f"there is no {path}; give a recipe (see `cdlm recipes`) or the run.json of a run")
+    return from_json(read_object(path))
 
 
 def _build(kind: type, values: dict[str, Any], prefix: str) -> Any:

@@ -1,9 +1,22 @@
-"""Files that must not be lost: flushed to the disk, and written by one run at a time."""
+"""Files that must not be lost: flushed to the disk, written by one run at a time, and read with care."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; anything else in it is a ValueError that names the file."""
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return values
 
 
 def flush(path: Path) -> None:

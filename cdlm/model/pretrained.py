@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from cdlm.files import read_object
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import Architecture
 from cdlm.process import SCHEDULES, Process, masked, uniform
@@ -101,12 +102,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
             why = "is a run without a checkpoint yet: wait for its first --save-every steps"
         raise LayoutError(f"{folder} {why}; give a folder with config.json and model.safetensors, or a run")
     try:
-        config = json.loads(path.read_text())
+        return read_object(path)
     except ValueError as error:
-        raise LayoutError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise LayoutError(f"{path} must hold a JSON object")
-    return config
+        raise LayoutError(str(error)) from None
 
 
 def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:

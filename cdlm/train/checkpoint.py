@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from cdlm.files import flush
+from cdlm.files import flush, read_object
 from cdlm.model.pretrained import LayoutError, write_model, write_tensors
 
 FORMAT = 1
@@ -125,12 +125,9 @@ def latest(run: Path) -> Path | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise LayoutError(f"{path} is missing; {path.parent} is not a checkpoint")
     try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise LayoutError(f"{path} is missing; {path.parent} is not a checkpoint") from None
+        return read_object(path)
     except ValueError as error:
-        raise LayoutError(f"{path} is damaged ({error})") from None
-    if not isinstance(values, dict):
-        raise LayoutError(f"{path} must hold a JSON object")
-    return values
+        raise LayoutError(str(error)) from None
