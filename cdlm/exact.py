@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Process, bridge_law, transition
-from cdlm.sample.ancestral import Posterior, Predictor
+from cdlm.sample.passes import Posterior, Predictor
 from cdlm.types import LogLaw, Tokens
 
 

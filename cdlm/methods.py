@@ -17,7 +17,7 @@ from cdlm.objective.target import Data, Network
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Gaussian, Process, masked, uniform
-from cdlm.sample.ancestral import Posterior
+from cdlm.sample.passes import Posterior
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, stairs
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]

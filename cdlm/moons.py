@@ -23,7 +23,7 @@ from cdlm.methods import parse_method
 from cdlm.model import SIZES, Denoiser, save
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
-from cdlm.sample import Posterior, Predictor, ancestral, uniform_grid
+from cdlm.sample import Drawing, Posterior, Predictor, ancestral, last, uniform_grid
 from cdlm.train.distributed import World
 from cdlm.train.learner import learner, take_step
 from cdlm.types import Tokens
@@ -127,7 +127,7 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
                 progress.update(work, advance=1, description=f"sampling {spec}, {steps} steps")
                 rng = seeded(config.seed, "sample", steps, batch=config.samples)
                 start, grid = row.process.start(moons.length, rng("start")), uniform_grid(steps)
-                drawn = ancestral(row.predict, row.process, start, grid, rng, row.posterior)
+                drawn = last(ancestral(row.predict, row.process, start, grid, rng, Drawing(posterior=row.posterior))).x
                 law = ancestral_law(row.predict, row.process, moons.length, grid, row.posterior)
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))

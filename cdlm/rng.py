@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from cdlm.types import LogLaw, wide
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_STRETCH = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,10 +38,11 @@ class Rng:
         """The same noise, for some of the rows."""
         return dataclasses.replace(self, rows=self.rows[index])
 
-    def uniform(self, columns: int, device: torch.device | str = "cpu") -> Float[Tensor, "b columns"]:
-        """Uniforms strictly inside (0, 1), one for each row and column, of 52 bits (23 where there is no double)."""
+    def uniform(self, columns: int, device: torch.device | str = "cpu", first: int = 0) -> Float[Tensor, "b columns"]:
+        """Uniforms strictly inside (0, 1), one for each row and column from `first` on, of 52 bits (23 where there is
+        no double)."""
         rows = self.rows.to(device)
-        column = torch.arange(columns, device=device)
+        column = torch.arange(first, first + columns, device=device)
         h = _mix(self.key + (rows + 1) * _GOLDEN)
         h = _mix(h[:, None] + (column + 1) * _GOLDEN)
         bits = 52 if wide(device) == torch.float64 else 23  # one less than the mantissa: the largest stays below 1
@@ -55,14 +58,35 @@ def seeded(seed: int, *key: str | int, batch: int, rows: Int[Tensor, "b"] | None
     return Rng(_hash(seed, *key), torch.arange(batch) if rows is None else rows.cpu(), batch)
 
 
-def categorical(log_law: LogLaw, u: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
-    """One draw from each law by inverting its distribution function at u, in the precision of u.
+def categorical(log_law: LogLaw, u: Float[Tensor, "*rows"], dtype: torch.dtype | None = None) -> Int[Tensor, "*rows"]:
+    """One draw from each law by inverting its distribution function at u; laws need not be normalised.
 
-    Exact to the resolution of u, and it needs one uniform a draw where a Gumbel race needs v.
+    Exact to the resolution of u, and it needs one uniform a draw where a Gumbel race needs v. Two levels: the mass of
+    each stretch of tokens is summed in `dtype` (that of u unless told otherwise), then a stretch is chosen, and a token
+    within it, both in the precision of u: one pass over the vocabulary, whose rounding is all that `dtype` decides.
     """
-    cdf = log_law.to(u.dtype).exp().cumsum(-1)
+    v, dtype = log_law.shape[-1], dtype or u.dtype
+    width = min(_STRETCH, v)
+    padded = F.pad(log_law, (0, -v % width), value=-torch.inf) if v % width else log_law
+    parts = padded.unflatten(-1, (-1, width))
+    mass = parts.to(dtype).logsumexp(-1).to(u.dtype)
+    mass = (mass - mass.amax(-1, keepdim=True)).exp()
+    part, rest = _invert(mass, u)
+    inside = parts.gather(-2, part[..., None, None].expand(*part.shape, 1, width))[..., 0, :].to(u.dtype)
+    inside = (inside - inside.amax(-1, keepdim=True)).exp()
+    return part * width + _invert(inside, rest)[0]
+
+
+def _invert(
+    mass: Float[Tensor, "*rows k"], u: Float[Tensor, "*rows"]
+) -> tuple[Int[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """The entry in which u falls, and where within it: both uniform again."""
+    cdf = mass.cumsum(-1)
     target = u[..., None] * cdf[..., -1:]
-    return torch.searchsorted(cdf, target, right=True)[..., 0].clamp_(max=log_law.shape[-1] - 1)
+    entry = torch.searchsorted(cdf, target, right=True).clamp_(max=mass.shape[-1] - 1)
+    own = mass.gather(-1, entry)
+    rest = (target - (cdf.gather(-1, entry) - own)) / own
+    return entry[..., 0], rest[..., 0].clamp(0, 1 - torch.finfo(u.dtype).eps)
 
 
 def _hash(*key: str | int) -> int:

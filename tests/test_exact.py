@@ -9,7 +9,7 @@ from cdlm.exact import ancestral_law, listed, posterior, tabulate
 from cdlm.model import SIZES, Denoiser
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
-from cdlm.sample import Posterior, ancestral, uniform_grid
+from cdlm.sample import Drawing, Posterior, ancestral, last, uniform_grid
 
 V, L = 3, 2
 LAW = torch.tensor([8.0, 1, 0, 2, 5, 1, 0, 3, 4], dtype=torch.float64) / 24
@@ -79,7 +79,8 @@ def test_samples_follow_the_exact_law(process: Process, how: Posterior) -> None:
     """Chi-square of 50,000 draws of `ancestral` against `ancestral_law` (rejects at p < 1e-6)."""
     predict, n = posterior(LAW, process, L), 50_000
     rng = seeded(3, batch=n)
-    drawn = ancestral(predict, process, process.start(L, rng("start")), uniform_grid(3), rng, how)
+    start = process.start(L, rng("start"))
+    drawn = last(ancestral(predict, process, start, uniform_grid(3), rng, Drawing(posterior=how))).x
     law = ancestral_law(predict, process, L, uniform_grid(3), how)
     count = torch.bincount((drawn * torch.tensor([V, 1])).sum(-1), minlength=V**L)
     expected = n * law

@@ -34,6 +34,12 @@ class Denoiser(nn.Module):
         return self.backbone.shape
 
     @property
+    def blind(self) -> bool:
+        """Whether it predicts one law at all positions of a fully masked sequence: rotary attention mixes values only,
+        and there they are all equal."""
+        return self.process is not None and self.process.name == "masked" and not self.shape.absolute
+
+    @property
     def device(self) -> torch.device:
         return self.backbone.vocab_embed.embedding.device
 
@@ -46,9 +52,13 @@ class Denoiser(nn.Module):
         level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
         return self.backbone(x, level.to(torch.float32).to(self.device))
 
+    def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
+        """The head before normalisation, in the precision of the network: all that a draw needs."""
+        return self.backbone.output_layer.linear(rows)
+
     def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """Log-probabilities over the clean vocabulary, in fp32 or wider."""
-        logits = self.backbone.output_layer.linear(rows)
+        logits = self.logits(rows)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def forward(self, x_t: Tokens, t: Time | float = 1.0) -> LogLaw:

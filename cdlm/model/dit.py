@@ -9,12 +9,14 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cdlm.types import Mixture, Tokens
 
 Hidden = Float[Tensor, "b l d"]
+Past = tuple[Float[Tensor, "b h l e"], Float[Tensor, "b h l e"], Int[Tensor, "q"]]
+"""Keys and values of a block for a whole text, filled from the left, and the positions that are being added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ SIZES = {
 
 
 class LayerNorm(nn.Module):
-    """Layer norm in fp32 with a learned scale and no shift."""
+    """Layer norm in fp32 or wider, with a learned scale and no shift."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Hidden) -> Hidden:
         kind = torch.promote_types(x.dtype, torch.float32)
-        return F.layer_norm(x.to(kind), x.shape[-1:]) * self.weight
+        return (F.layer_norm(x.to(kind), x.shape[-1:]) * self.weight).to(x.dtype)
 
 
 class Embedding(nn.Module):
@@ -112,18 +114,28 @@ class Block(nn.Module):
         if not shape.causal:
             self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 6 * width))
 
-    def forward(self, x: Hidden, c: Float[Tensor, "b c"] | None, rotary: tuple[Tensor, Tensor]) -> Hidden:
+    def forward(
+        self, x: Hidden, c: Float[Tensor, "b c"] | None, rotary: tuple[Tensor, Tensor], past: "Past | None" = None
+    ) -> Hidden:
         if c is None:
-            x = x + self._drop(self._attend(self.norm1(x), rotary))
+            x = x + self._drop(self._attend(self.norm1(x), rotary, past))
             return x + self._drop(self.mlp(self.norm2(x)))
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, -1)
         x = x + gate1 * self._drop(self._attend(self.norm1(x) * (1 + scale1) + shift1, rotary))
         return x + gate2 * self._drop(self.mlp(self.norm2(x) * (1 + scale2) + shift2))
 
-    def _attend(self, x: Hidden, rotary: tuple[Tensor, Tensor]) -> Hidden:
+    def _attend(self, x: Hidden, rotary: tuple[Tensor, Tensor], past: "Past | None" = None) -> Hidden:
         b, l, d = x.shape
         q, k, v = self.attn_qkv(x).view(b, l, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=self.causal)
+        q, k = rotate(q, rotary), rotate(k, rotary)
+        if past is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            keys, values, positions = past
+            keys.index_copy_(2, positions, k)
+            values.index_copy_(2, positions, v)
+            seen = torch.arange(keys.shape[2], device=x.device) <= positions[:, None]
+            mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
         return self.attn_out(mixed.transpose(1, 2).reshape(b, l, d))
 
     def _drop(self, x: Hidden) -> Hidden:
@@ -172,6 +184,23 @@ class DiT(nn.Module):
         for block in self.blocks:
             h = block(h, c, rotary)
         return self.output_layer(h, c)
+
+    def blank_past(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Room for the keys and values of a text, for each block."""
+        like = self.vocab_embed.embedding
+        shape = (batch, self.shape.heads, length, self.shape.hidden // self.shape.heads)
+        return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
+
+    def extend(self, x: Tokens, positions: Int[Tensor, "q"], past: list[tuple[Tensor, Tensor]]) -> Hidden:
+        """Hidden rows of new tokens at the given positions of a text whose past is known; adds them to it (causal)."""
+        h = self.vocab_embed(x)
+        if self.shape.absolute:
+            h = h + self.position_embed[positions]
+        cos, sin = rotary_table(past[0][0].shape[2], self.shape.hidden // self.shape.heads, h.device)
+        rotary = cos[positions], sin[positions]
+        for block, (keys, values) in zip(self.blocks, past, strict=True):
+            h = block(h, None, rotary, (keys, values, positions))
+        return self.output_layer(h, None)
 
 
 def rotary_table(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -73,8 +73,11 @@ class Process:
 
     def start(self, length: int, rng: Rng, device: torch.device | str = "cpu") -> Tokens:
         """x_1 ~ pi at every position."""
-        u = rng("prior").uniform(length, device)
-        return torch.searchsorted(self._cdf.to(device, u.dtype), u, right=True).clamp_(max=self.states - 1)
+        return self.prior_at(rng("prior").uniform(length, device))
+
+    def prior_at(self, u: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Draws from pi by inverting its distribution function at u."""
+        return torch.searchsorted(self._cdf.to(u.device, u.dtype), u, right=True).clamp_(max=self.states - 1)
 
     def corrupt(self, x0: Tokens, t: Time | float, rng: Rng) -> Tokens:
         """x_t ~ q(x_t | x_0) = Cat(alpha_t x_0 + (1 - alpha_t) pi)."""

@@ -1,6 +1,35 @@
-"""Samplers: plain functions over (predictor, process, x, grid)."""
+"""Samplers: plain functions over (predictor, process, x, grid) that yield the states of a sample on its way."""
 
-from cdlm.sample.ancestral import Posterior, Predictor, ancestral, uniform_grid
+from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.confidence import confident
+from cdlm.sample.correct import Corrector
+from cdlm.sample.generate import Sampling, generate
+from cdlm.sample.grid import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
+from cdlm.sample.order import first_hitting, ordered
+from cdlm.sample.passes import Drawing, Posterior, Predictor, State, last
+from cdlm.sample.race import race
+from cdlm.sample.shape import Shape
 
-__all__ = ["Posterior", "Predictor", "ancestral", "autoregressive", "uniform_grid"]
+__all__ = [
+    "NEAR_ZERO",
+    "Corrector",
+    "Drawing",
+    "Posterior",
+    "Predictor",
+    "Sampling",
+    "Shape",
+    "State",
+    "ancestral",
+    "autoregressive",
+    "confident",
+    "cosine_grid",
+    "custom_grid",
+    "first_hitting",
+    "generate",
+    "last",
+    "loop_grid",
+    "ordered",
+    "race",
+    "uniform_grid",
+]

@@ -1,48 +1,152 @@
-"""Ancestral sampling: the posterior bridge, iterated with the model's own prediction in place of the data."""
+"""Ancestral sampling: the posterior bridge, iterated with the model's own prediction in place of the data.
 
-import itertools
-from collections.abc import Callable
-from typing import Literal
+x_s ~ q(x_s | x_t, f(x_t, t)) down a grid, for every prior, with correctors on request. `passes.py` has the factorised
+law that makes it cheap.
+"""
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cdlm.process.process import Process
-from cdlm.rng import Rng, categorical
-from cdlm.types import LogLaw, Tokens
+from cdlm.rng import Rng
+from cdlm.sample.correct import Corrector
+from cdlm.sample.grid import Grid, Tail
+from cdlm.sample.order import reveal
+from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow
+from cdlm.types import Tokens, wide
 
-Predictor = Callable[[Tokens, float], LogLaw]
-"""Anything that maps (x_t, t) to a law for each position: a Denoiser, or an exact posterior."""
-
-Posterior = Literal["plug-in", "mixture"]
-"""How a predicted law enters the bridge: in the place of x_0, or by drawing x_0 from it. Equal under masking."""
-
-
-def uniform_grid(steps: int, start: float = 1.0) -> Float[Tensor, "n"]:
-    """Times start = t_0 > t_1 > ... > t_steps = 0, equally far apart: `steps` hops."""
-    if steps < 1:
-        raise ValueError(f"sampling needs at least one step; got {steps}")
-    return torch.linspace(start, 0.0, steps + 1, dtype=torch.float64)
+_AT_ONCE = 2**22
 
 
-@torch.no_grad()
 def ancestral(
     predict: Predictor,
     process: Process,
     x: Tokens,
-    grid: Float[Tensor, "n"],
+    grid: Grid,
     rng: Rng,
-    posterior: Posterior = "plug-in",
-    on_step: Callable[[int, Tokens], None] | None = None,
-) -> Tokens:
-    """x_s ~ q(x_s | x_t, f(x_t, t)) down the grid, one evaluation of f for each hop."""
-    times = grid.tolist()
-    for step, (t, s) in enumerate(itertools.pairwise(times)):
-        noise = rng("hop", step)
-        law = predict(x, t)
-        clean = law if posterior == "plug-in" else categorical(law, noise("clean").uniform(x.shape[1], x.device))
-        x = process.bridge(clean, x, s, t, noise)
-        if on_step is not None:
-            on_step(step, x)
-    return x
+    drawing: Drawing | None = None,
+    tail: Tail = "none",
+    given: Bool[Tensor, "b l"] | None = None,
+    corrector: Corrector | None = None,
+) -> Iterator[State]:
+    """Sample down the grid; yields the state after each evaluation.
+
+    `given` positions never change. Under masking, whatever is visible in x is given anyway; under another prior this
+    clamps them. A `tail` is one more evaluation after the hops, and wants a grid that ends above 0.
+    """
+    check_tail(process, grid, tail)
+    masks = process.name == "masked"
+    if masks and corrector is None:
+        level = rng("reveal").uniform(x.shape[1], x.device)
+        passes = reveal(process, x, level, grid, rng, tail)
+        return follow(predict, process, x, passes, drawing, len(passes))
+    moving = process.positions(x) if masks else torch.ones_like(x, dtype=torch.bool)
+    moving = moving if given is None else moving & ~given
+    full = torch.cat([grid, torch.zeros(1, dtype=grid.dtype)]) if tail == "sample" else grid
+    hops = (_masked if masks else _full)(process, moving, full, rng, corrector, tail == "argmax")
+    return follow(predict, process, x, hops, drawing, len(grid) - 1 + (tail != "none"))
+
+
+def check_tail(process: Process, grid: Grid, tail: Tail) -> None:
+    """A tail takes the place of the last hop to 0."""
+    ends = float(grid[-1])
+    if tail != "none" and ends == 0:
+        raise ValueError("a tail is one more evaluation after the hops: end the grid above 0, at NEAR_ZERO")
+    if tail == "none" and ends > 0 and process.name == "masked":
+        raise ValueError(f"a grid that ends at {ends:g} leaves masks behind: end it at 0, or give a tail")
+
+
+def _masked(
+    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
+) -> Iterator[Pass]:
+    """Under masking the pattern of masks is a Markov chain of its own: it is drawn first, re-masking included."""
+    is_mask = moving
+    for first, t, a_t, a_s, kappa in _stretches(process, moving, grid, corrector):
+        reveal = kappa * (a_s - a_t) / (1 - a_t) + (1 - kappa) * a_s
+        remask = (1 - kappa) * (1 - a_s)
+        u = _noise(rng("leave"), first, t, moving)
+        draw, clear = torch.zeros_like(u, dtype=torch.bool), torch.zeros_like(u, dtype=torch.bool)
+        for k in range(len(t)):
+            draw[k] = is_mask & (u[k] < reveal[k])
+            clear[k] = moving & ~is_mask & (u[k] < remask[k])
+            is_mask = (is_mask & ~draw[k]) | clear[k]
+        columns = _chosen(draw, _noise(rng("data"), first, t, moving))
+        cleared = _chosen(clear)
+        for k, (counts, index, token) in enumerate(columns):
+            gone = cleared[k][1]
+            noise = (gone, torch.full_like(gone, process.vocab)) if len(gone) else None
+            yield Pass(_times(t[k], moving), counts, index, token, noise=noise)
+    if greedy:
+        yield _greedy(is_mask, grid)
+
+
+def _full(
+    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
+) -> Iterator[Pass]:
+    """Under any other prior every position may leave its token, whatever it is; few do.
+
+    Where a corrector acts (Psi), a position goes to s = 0 and is noised again: with a_s it takes the clean token, else
+    it turns into noise and asks nobody.
+    """
+    for first, t, a_t, a_s, kappa in _stretches(process, moving, grid, corrector):
+        corrected = _noise(rng("corrected"), first, t, moving) >= kappa.clamp(0, 1)
+        to = torch.where(corrected, torch.ones_like(a_s), a_s)
+        noised = moving & corrected & (_noise(rng("noised"), first, t, moving) >= a_s)
+        most = (1 - a_t / to) / (1 - a_t)
+        u = _noise(rng("leave"), first, t, moving)
+        prior = process.prior_at(_noise(rng("prior"), first, t, moving))
+        route = torch.where(_noise(rng("route"), first, t, moving) < to, -1, prior)
+        data = _noise(rng("data"), first, t, moving)
+        columns = _chosen(moving & ~noised & (u < most), data, u / most, route)
+        noise = _chosen(noised, prior)
+        for k, (counts, index, *noises) in enumerate(columns):
+            yield Pass(_times(t[k], moving), counts, index, *noises, noise=noise[k][1:] if len(noise[k][1]) else None)
+    if greedy:
+        yield _greedy(moving, grid)
+
+
+def _stretches(
+    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, corrector: Corrector | None
+) -> Iterator[tuple[int, list[float], *tuple[Float[Tensor, "k 1 1"], ...]]]:
+    """Hops a few at a time, as many as fit in memory: the first's number, times, alphas, and the corrector's kappa."""
+    alpha, times = process.noise.alpha(grid), grid.tolist()
+    size = max(1, _AT_ONCE // moving.numel())
+    for first in range(0, len(grid) - 1, size):
+        end = min(first + size, len(grid) - 1)
+        a_t, a_s = alpha[first:end], alpha[first + 1 : end + 1]
+        kappa = torch.ones_like(a_t) if corrector is None else corrector.kappa(a_t, a_s)
+        columns = (column.to(wide(moving.device)).to(moving.device)[:, None, None] for column in (a_t, a_s, kappa))
+        yield first, times[first:end], *columns
+
+
+def _noise(rng: Rng, first: int, hops: list[float], like: Bool[Tensor, "b l"]) -> Float[Tensor, "k b l"]:
+    """A uniform for each hop, sequence and position; the column of a hop and position is hop * l + position."""
+    b, l = like.shape
+    return rng.uniform(len(hops) * l, like.device, first * l).view(b, len(hops), l).transpose(0, 1).contiguous()
+
+
+def _chosen(where: Bool[Tensor, "k b l"], *columns: Tensor) -> list[tuple[Any, ...]]:
+    """For each hop, the chosen positions: how many in each sequence, their index, and the columns that go with them.
+
+    The counts of all hops come from the device at once.
+    """
+    counts = where.sum(-1).tolist()
+    sizes = [sum(row) for row in counts]
+    flat = where.flatten().nonzero()[:, 0]
+    split = [(flat % (where.shape[1] * where.shape[2])).split(sizes)]
+    split += [column.flatten()[flat].split(sizes) for column in columns]
+    return list(zip(counts, *split, strict=True))
+
+
+def _times(t: float, like: Tensor) -> Float[Tensor, "b"]:
+    return torch.full((len(like),), t, dtype=wide(like.device), device=like.device)
+
+
+def _greedy(where: Bool[Tensor, "b l"], grid: Grid) -> Pass:
+    """The greedy tail: the most likely token wherever it is not settled."""
+    counts, index = _chosen(where[None])[0]
+    return Pass(_times(float(grid[-1]), where), counts, index, None)

@@ -1,18 +1,48 @@
-"""Sampling of the autoregressive baseline, one token after the other."""
+"""Sampling of the autoregressive baseline, one token after the other, with a cache of keys and values."""
+
+from collections.abc import Iterator
 
 import torch
 
 from cdlm.model.denoiser import Denoiser
+from cdlm.model.record import recorded
 from cdlm.rng import Rng, categorical
+from cdlm.sample.passes import DTYPES, Drawing, State
+from cdlm.sample.race import raced
 from cdlm.types import Tokens
 
 
 @torch.no_grad()
-def autoregressive(denoiser: Denoiser, x: Tokens, length: int, rng: Rng) -> Tokens:
-    """Continue the prompts x to `length` tokens, each drawn from the law of the next."""
+def autoregressive(
+    denoiser: Denoiser, x: Tokens, length: int, rng: Rng, drawing: Drawing | None = None, naive: bool = False
+) -> Iterator[State]:
+    """Continue the prompts x, at least one token each, to `length` tokens; yields a state after each token.
+
+    A step reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed. `naive` draws by the
+    race in single precision.
+    """
+    drawing, (b, given) = drawing or Drawing(), x.shape
+    text = torch.nn.functional.pad(x, (0, length - given))
     u = rng("next").uniform(length, x.device)
-    while x.shape[1] < length:
-        hidden = denoiser.features(x, torch.ones(len(x), dtype=torch.float64))
-        law = denoiser.head(hidden[:, -1]).to(x.device)
-        x = torch.cat([x, categorical(law, u[:, x.shape[1]])[:, None]], 1)
-    return x
+    past = denoiser.backbone.blank_past(b, length)
+    if given > 1:
+        denoiser.backbone.extend(x[:, :-1], torch.arange(given - 1, device=x.device), past)
+    position = torch.full((1,), given - 1, device=x.device)
+
+    def step() -> None:
+        hidden = denoiser.backbone.extend(text.index_select(1, position), position, past)
+        law = drawing.shape(denoiser.logits(hidden[:, 0]))
+        if naive:
+            token = raced(law.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
+        else:
+            token = categorical(law, u.index_select(1, position + 1)[:, 0], DTYPES[drawing.precision])
+        text.index_copy_(1, position + 1, token[:, None])
+        position.add_(1)
+
+    if length - given > 8 and not naive:  # recording runs the step a few times
+        step = recorded(step, x.device)
+        position.fill_(given - 1)
+    yield State(x, 0, length - given, [0] * b)
+    for done in range(1, length - given + 1):
+        step()
+        yield State(text[:, : given + done].clone(), done, length - given, [done] * b)

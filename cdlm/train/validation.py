@@ -13,7 +13,7 @@ from cdlm.eval.likelihood import nelbo
 from cdlm.methods import Method
 from cdlm.model.denoiser import Denoiser
 from cdlm.rng import seeded
-from cdlm.sample import ancestral, autoregressive, uniform_grid
+from cdlm.sample import Drawing, ancestral, autoregressive, last, uniform_grid
 from cdlm.train.distributed import gather, mean, settle
 from cdlm.train.learner import Learner
 from cdlm.types import Tokens
@@ -50,9 +50,10 @@ def draw(denoiser: Denoiser, method: Method, config: RunConfig, step: int, bos: 
     rng = seeded(config.seed, "validation samples", step, batch=config.samples)
     if denoiser.process is None:
         start = torch.full((config.samples, 1), bos, device=denoiser.device)
-        return autoregressive(denoiser, start, config.length, rng)
+        return last(autoregressive(denoiser, start, config.length, rng)).x
     start = denoiser.process.start(config.length, rng("start"), denoiser.device)
-    return ancestral(denoiser, denoiser.process, start, uniform_grid(config.sample_steps), rng, method.posterior)
+    grid, drawing = uniform_grid(config.sample_steps), Drawing(posterior=method.posterior)
+    return last(ancestral(denoiser, denoiser.process, start, grid, rng, drawing)).x
 
 
 def alarm(found: float, data: float, length: int) -> str | None:

@@ -1,0 +1,103 @@
+"""Reveal orders that ask the network: first the positions it is most certain about.
+
+Not the law of the model any more (what is revealed depends on what was drawn), and often better text for it. For masked
+processes.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cdlm.process.process import Process
+from cdlm.rng import Rng, categorical
+from cdlm.sample.grid import Grid
+from cdlm.sample.passes import DTYPES, Drawing, Head, Predictor, State, chunks, split
+from cdlm.types import Index, LogLaw, Tokens, wide
+
+Confidence = Literal["probability", "margin", "entropy-bound"]
+"""probability: of the token drawn. margin: between the two likeliest tokens. entropy-bound: lowest entropies first, and
+as many at once as the bound allows."""
+
+
+@torch.no_grad()
+def confident(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    grid: Grid,
+    rng: Rng,
+    by: Confidence = "probability",
+    drawing: Drawing | None = None,
+    bound: float = 0.0,
+) -> Iterator[State]:
+    """Draw a token at every mask, keep the most certain ones, ask again for the rest.
+
+    Each hop keeps the share of masks that the grid says. With `entropy-bound` it keeps more as long as the entropies of
+    all that it keeps but the largest add up to at most `bound` nats, a limit on how much drawing them independently can
+    cost: the number of evaluations then follows from the text, and is at most the number of hops.
+    """
+    drawing = drawing or Drawing()
+    trunk, logits = split(predict, process)
+    l, hops = x.shape[1], len(grid) - 1
+    masks = 1 - process.noise.alpha(grid)
+    start = process.positions(x).sum(-1)
+    evaluations = [0] * len(x)
+    yield State(x, 0, hops, evaluations)
+    for hop in range(hops):
+        is_mask = process.positions(x)
+        left = is_mask.sum(-1)
+        keep = (left - (start * float(masks[hop + 1] / masks[0])).floor().long()).clamp(min=0)
+        busy = (left > 0) if by == "entropy-bound" else (keep > 0)
+        running = busy.nonzero()[:, 0]
+        if len(running):
+            evaluations = [done + now for done, now in zip(evaluations, busy.tolist(), strict=True)]
+            index = (is_mask & busy[:, None]).flatten().nonzero()[:, 0]
+            place = (busy.cumsum(0) - 1)[index // l] * l + index % l
+            t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
+            rows = trunk(x[running], t).flatten(0, 1)[place]
+            u = rng("hop", hop).uniform(l, x.device).flatten()[index]
+            token, certainty = _drawn(logits, rows, u, drawing, by, x.device)
+            table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
+            table.view(-1)[index] = certainty
+            chosen = _most(table, keep, bound if by == "entropy-bound" else None) & is_mask
+            drawn = x.flatten().scatter(0, index, token).view_as(x)
+            x = torch.where(chosen, drawn, x)
+        yield State(x, hop + 1, hops, evaluations)
+        if not bool(process.positions(x).any()):
+            return
+
+
+def _drawn(
+    logits: Head, rows: Tensor, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, device: torch.device
+) -> tuple[Index, Float[Tensor, "n"]]:
+    """A token for each row, and how certain the network is about it."""
+    token = torch.empty(len(rows), dtype=torch.long, device=device)
+    certainty = torch.empty(len(rows), dtype=wide(device), device=device)
+    for at in chunks(len(rows)):
+        law = drawing.shape(logits(rows[at])).to(device)
+        token[at] = categorical(law, u[at], DTYPES[drawing.precision])
+        certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
+    return token, certainty
+
+
+def _certainty(law: LogLaw, token: Index, by: Confidence) -> Float[Tensor, "n"]:
+    if by == "probability":
+        return law.gather(-1, token[:, None])[:, 0]
+    if by == "margin":
+        best = law.exp().topk(2).values
+        return best[:, 0] - best[:, 1]
+    return torch.special.xlogy(law.exp(), law.exp()).sum(-1)  # minus the entropy
+
+
+def _most(certainty: Float[Tensor, "b l"], keep: Int[Tensor, "b"], bound: float | None) -> Bool[Tensor, "b l"]:
+    """The `keep` most certain positions of each sequence, and those that the entropy bound adds."""
+    value, place = certainty.sort(descending=True, stable=True)
+    rank = torch.arange(certainty.shape[1], device=certainty.device)
+    first = rank < keep[:, None]
+    if bound is not None:
+        entropy = -value.clamp(min=-1e9)
+        first |= (entropy.cumsum(-1) - entropy <= bound) & (value > -torch.inf)  # sorted: the largest is the last
+    return torch.zeros_like(first).scatter(-1, place, first)

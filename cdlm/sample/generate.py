@@ -1,0 +1,184 @@
+"""Every sampler behind one signature: `Sampling` says how, `generate` does it."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from cdlm.process.process import Process
+from cdlm.rng import Rng
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.confidence import Confidence, confident
+from cdlm.sample.correct import Corrector, Kind
+from cdlm.sample.grid import NEAR_ZERO, Grid, Tail, cosine_grid, custom_grid, loop_grid, uniform_grid
+from cdlm.sample.order import Order, first_hitting, ordered
+from cdlm.sample.passes import Drawing, Posterior, Predictor, State
+from cdlm.sample.race import race
+from cdlm.sample.shape import Shape
+from cdlm.types import Tokens
+
+STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a text is drawn; the same settings in Python and on the command line.
+
+    What contradicts itself is refused when the settings are made, what does not fit a process before anything is
+    computed.
+    """
+
+    steps: int | None = None
+    """Denoising steps: evaluations of the network, before the tail [32]."""
+    grid: str = "uniform"
+    """Where the steps lie: uniform, cosine (small steps first), or times of your own from 1 to 0, as in 1,0.6,0.2,0."""
+    order: Literal[Order, "first-hitting", Confidence] = "random"
+    """Which masks are revealed first. random is the exact ancestral sampler; first-hitting its limit of one token a
+    step; dilated and bit-reversed keep the tokens of one step far apart; probability, margin and entropy-bound begin
+    with what the network is most certain about."""
+    bound: float | None = None
+    """For entropy-bound: how many nats of entropy to reveal in one step; more is faster and coarser [0.5]."""
+    tail: Tail = "none"
+    """One more evaluation after the steps: sample as in the paper's protocol, argmax for the greedy tail."""
+    corrector: Literal["none", Kind] = "none"
+    """Take tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
+    eta: float | None = None
+    """How strongly the corrector acts, in (0, 1] [0.05]."""
+    temperature: float = 1.0
+    """Below 1 sharpens the predicted law, above 1 flattens it."""
+    top_k: int = 0
+    """Draw from the k likeliest tokens alone; 0 for all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens with this probability."""
+    precision: Literal["fp64", "fp32", "naive-fp32"] = "fp64"
+    """Of the draw. fp64 and fp32 draw from the same law; naive-fp32 is the published race over rounded probabilities,
+    which sharpens samples, for comparison with FP32 tables."""
+    posterior: Literal["auto", "plug-in", "mixture"] = "auto"
+    """How the prediction enters the bridge; auto is what the model's method calls for (docs/choices.md)."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices = _choices(field.type)
+            value = getattr(self, field.name)
+            if choices and value not in choices:
+                raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"--steps must be at least 1; got {self.steps}")
+        self.shape()
+        times = self.times()
+        if times and self.steps not in (None, len(times) - 1):
+            raise ValueError(f"--grid {self.grid} has {len(times) - 1} steps; leave out --steps {self.steps}")
+        if self.bound is not None and (self.order != "entropy-bound" or not self.bound >= 0):
+            raise ValueError("--bound is at least 0 and goes with --order entropy-bound")
+        if self.eta is not None and self.corrector == "none":
+            raise ValueError("--eta goes with a corrector: add --corrector rescale, or leave it out")
+        if self.corrector != "none":
+            Corrector(self.corrector, 0.05 if self.eta is None else self.eta)
+            self._alone("--corrector", self.order != "random" or self.precision == "naive-fp32")
+        if self.corrector == "loop" and self.grid != "uniform":
+            raise ValueError("--corrector loop brings its own grid; leave out --grid")
+        if self.order == "first-hitting" and (self.steps, self.grid, self.tail) != (None, "uniform", "none"):
+            raise ValueError("--order first-hitting reveals one token a step: leave out --steps, --grid and --tail")
+        if self.order in get_args(Confidence) and self.tail != "none":
+            raise ValueError(f"--order {self.order} leaves no mask for a tail; leave out --tail")
+        if self.precision == "naive-fp32":
+            self._alone("--precision naive-fp32", self.order != "random" or self.posterior == "mixture")
+
+    def _alone(self, flag: str, broken: bool) -> None:
+        if broken:
+            raise ValueError(
+                f"{flag} belongs to the plain ancestral sampler: use it with --order random and its defaults"
+            )
+
+    def check(self, process: Process | None) -> None:
+        """Refuse what the process cannot do."""
+        defaults = Sampling()
+        if process is None:
+            allowed = ("temperature", "top_k", "top_p", "precision", "steps")
+            asked = [
+                name for name in vars(self) if name not in allowed and getattr(self, name) != getattr(defaults, name)
+            ]
+            if asked:
+                raise ValueError(
+                    f"an autoregressive model draws one token after another and has no {_flag(asked[0])}; leave it out"
+                )
+        elif process.name != "masked" and self.order != "random":
+            raise ValueError(
+                f"--order {self.order} reveals masks, and this model has none (its process is {process.name}); "
+                "use --order random"
+            )
+
+    def shape(self) -> Shape:
+        return Shape(self.temperature, self.top_k, self.top_p)
+
+    def times(self) -> list[float]:
+        """The times of a grid of one's own."""
+        if self.grid in ("uniform", "cosine"):
+            return []
+        try:
+            times = [float(part) for part in self.grid.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"--grid is uniform, cosine, or times from 1 to 0 such as 1,0.6,0.2,0; got {self.grid!r}"
+            ) from None
+        custom_grid(times)
+        return times
+
+    def spaced(self, start: float = 1.0) -> Grid:
+        """The grid, from `start` to 0 or, before a tail, to just above it."""
+        end, steps, times = 0.0 if self.tail == "none" else NEAR_ZERO, self.steps or STEPS, self.times()
+        if times:
+            return custom_grid(times, start, end)
+        if self.corrector == "loop":
+            return loop_grid(steps, start, end)
+        return (cosine_grid if self.grid == "cosine" else uniform_grid)(steps, start, end)
+
+
+def generate(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    sampling: Sampling,
+    rng: Rng,
+    posterior: Posterior = "plug-in",
+    start: float = 1.0,
+    given: Bool[Tensor, "b l"] | None = None,
+    whole: bool = False,
+) -> Iterator[State]:
+    """Denoise x from time `start` on; yields the start, and the state after each evaluation.
+
+    `given` positions keep their tokens (under masking, visible ones do anyway). `whole` runs the whole batch in every
+    pass, for networks compiled for one shape.
+    """
+    sampling.check(process)
+    posterior = posterior if sampling.posterior == "auto" else sampling.posterior
+    if sampling.precision == "naive-fp32":
+        if posterior == "mixture":
+            raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
+        return race(
+            predict, process, x, sampling.spaced(start), rng, "naive-fp32", sampling.shape(), sampling.tail, given
+        )
+    drawing = Drawing(sampling.shape(), posterior, sampling.precision, whole)
+    if sampling.order == "first-hitting":
+        return first_hitting(predict, process, x, rng, start, drawing)
+    grid = sampling.spaced(start)
+    order = sampling.order
+    if order == "probability" or order == "margin" or order == "entropy-bound":
+        bound = 0.5 if sampling.bound is None else sampling.bound
+        return confident(predict, process, x, grid, rng, order, drawing, bound)
+    if order != "random":
+        return ordered(predict, process, x, grid, rng, order, drawing, sampling.tail)
+    corrector = None
+    if sampling.corrector != "none":
+        corrector = Corrector(sampling.corrector, 0.05 if sampling.eta is None else sampling.eta)
+    return ancestral(predict, process, x, grid, rng, drawing, sampling.tail, given, corrector)
+
+
+def _choices(hint: object) -> tuple[str, ...]:
+    return tuple(choice for choice in get_args(hint) if isinstance(choice, str))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,187 @@
+"""What every sampler is made of: passes over the network, each with all of its randomness drawn beforehand.
+
+Which positions change in a hop hardly depends on what the network says. Write pi for the prior, z = x_t^i for the token
+of a position, and p for the predicted probability that z is clean (zero for the mask). Lemma 3.1 with the prediction in
+the place of x_0 factorises:
+
+    x_s leaves z     with probability   (1 - a_ts)/(1 - a_t)  *  (1 - a_t) pi[z] / (a_t p + (1 - a_t) pi[z])
+                                        known beforehand         asks the network; 1 for the mask
+    having left      x_s ~ f(x_t)       with probability a_s
+                     x_s ~ pi           otherwise
+
+So a sampler first draws the few positions that *may* leave: a pass. Only there does it run the head and draw a token,
+and only sequences that have such a position run through the network. This is the law of the dense posterior, exactly;
+the mixture of exact bridges has the same form with [x_0 = z] for p.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cdlm.model.denoiser import Denoiser
+from cdlm.process.process import Process
+from cdlm.rng import categorical
+from cdlm.sample.shape import Shape
+from cdlm.types import Index, LogLaw, Time, Tokens, wide
+
+Predictor = Callable[[Tokens, float], LogLaw]
+"""Anything that maps (x_t, t) to a law for each position: a Denoiser, or an exact posterior."""
+
+Trunk = Callable[[Tokens, Time], Tensor]
+Head = Callable[[Tensor], LogLaw]
+
+Posterior = Literal["plug-in", "mixture"]
+"""How a predicted law enters the bridge: in the place of x_0, or by drawing x_0 from it. Equal under masking."""
+
+Precision = Literal["fp64", "fp32"]
+"""In which the mass of the vocabulary is summed. Both draw from the same law: positions, uniforms and choices are
+double in either, and single precision moves a probability by about one part in ten million."""
+
+_CHUNK = 4096
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One evaluation of the network: where its law is asked for, and the noise with which it is answered."""
+
+    t: Time
+    """The time of each sequence, beside the tokens."""
+    counts: list[int]
+    """Positions asked for in each sequence; one without any does not run."""
+    index: Index
+    """These positions, flattened over batch and length, ascending."""
+    u: Float[Tensor, "n"] | None
+    """One uniform for each draw; None takes the most likely token."""
+    leave: Float[Tensor, "n"] | None = None
+    """Decides whether a position leaves its token, where that asks the network; None if it leaves for certain."""
+    prior: Index | None = None
+    """The token of a position that leaves towards the prior, -1 where it leaves towards the data; None if all do."""
+    noise: tuple[Index, Index] | None = None
+    """Positions that turn into noise without asking the network, and their tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A sample on its way."""
+
+    x: Tokens
+    step: int
+    """Hops done."""
+    steps: int | None
+    """Hops in all, where that is known."""
+    evaluations: list[int]
+    """Passes over the network, for each sequence, so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """How a token is drawn from the prediction."""
+
+    shape: Shape = dataclasses.field(default_factory=Shape)
+    posterior: Posterior = "plug-in"
+    precision: Precision = "fp64"
+    whole: bool = False
+    """Run the whole batch in every pass, so that a compiled network sees one shape."""
+
+
+@torch.no_grad()
+def follow(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    passes: Iterable[Pass],
+    drawing: Drawing | None = None,
+    steps: int | None = None,
+) -> Iterator[State]:
+    """Carry out the passes; yields the start, and the state after each."""
+    drawing = drawing or Drawing()
+    evaluations = [0] * len(x)
+    blank = bool((x == process.vocab).all())
+    yield State(x, 0, steps, evaluations)
+    for number, one in enumerate(passes):
+        if len(one.index):
+            evaluations = [done + (count > 0) for done, count in zip(evaluations, one.counts, strict=True)]
+            rows, logits = _rows(predict, process, x, one, drawing.whole, blank)
+            old = x.flatten()[one.index]
+            new = _answer(logits, rows, process, old, x.shape[1], one, drawing)
+            x = x.flatten().scatter(0, one.index, new).view_as(x)
+            blank = False
+        if one.noise is not None:
+            x = x.flatten().scatter(0, *one.noise).view_as(x)
+        yield State(x, number + 1, steps, evaluations)
+
+
+def last(states: Iterable[State]) -> State:
+    """The end of a sample, without looking at the way."""
+    return collections.deque(states, maxlen=1)[0]
+
+
+def split(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
+    """A predictor as trunk and head: the head runs where a token is drawn. An exact posterior is all trunk."""
+    if isinstance(predict, Denoiser):
+        return (lambda x, t: predict.features(x, process.noise.alpha(t))), predict.logits
+
+    def law(x: Tokens, t: Time) -> Tensor:
+        times = t.unique().tolist()
+        if len(times) == 1:
+            return predict(x, times[0])
+        return torch.cat([predict(row[None], time) for row, time in zip(x, t.tolist(), strict=True)])
+
+    return law, lambda rows: rows
+
+
+def chunks(rows: int) -> Iterator[slice]:
+    """Rows a few thousand at a time: the law over the vocabulary of all of them at once may not fit in memory."""
+    return (slice(first, first + _CHUNK) for first in range(0, rows, _CHUNK))
+
+
+def _rows(predict: Predictor, process: Process, x: Tokens, one: Pass, whole: bool, blank: bool) -> tuple[Tensor, Head]:
+    """What the trunk says at the positions of a pass, and the head."""
+    trunk, logits = split(predict, process)
+    l = x.shape[1]
+    if blank and isinstance(predict, Denoiser) and predict.blind:
+        # Rotary attention mixes equal values into the same value: one masked position speaks for all of them.
+        return trunk(x[:, :1], one.t)[:, 0][one.index // l], logits
+    running = [sequence for sequence, count in enumerate(one.counts) if count]
+    if whole or len(running) == len(x):
+        return trunk(x, one.t).flatten(0, 1)[one.index], logits
+    chosen = torch.tensor(running, device=x.device)
+    counts = torch.tensor([one.counts[sequence] for sequence in running], device=x.device)
+    place = torch.arange(len(running), device=x.device).repeat_interleave(counts, output_size=len(one.index))
+    return trunk(x[chosen], one.t[chosen]).flatten(0, 1)[place * l + one.index % l], logits
+
+
+def _answer(
+    logits: Head, rows: Tensor, process: Process, old: Index, length: int, one: Pass, drawing: Drawing
+) -> Index:
+    """The new token of each position of a pass."""
+    token, stay = torch.empty_like(old), torch.zeros(len(old), dtype=wide(old.device), device=old.device)
+    for at in chunks(len(old)):
+        law = drawing.shape(logits(rows[at])).to(old.device)
+        if one.u is None:
+            token[at] = law.argmax(-1)
+            continue
+        token[at] = categorical(law, one.u[at], DTYPES[drawing.precision])
+        if one.leave is not None:
+            stay[at] = _probability(law, old[at], token[at], process.vocab, drawing.posterior)
+    if one.leave is None:
+        return token
+    a_t = process.noise.alpha(one.t)[one.index // length]
+    odds = (1 - a_t) * process.pi(old)
+    leaves = one.leave * (a_t * stay + odds) < odds
+    target = token if one.prior is None else torch.where(one.prior < 0, token, one.prior)
+    return torch.where(leaves, target, old)
+
+
+def _probability(law: LogLaw, old: Index, token: Index, vocab: int, posterior: Posterior) -> Float[Tensor, "n"]:
+    """p: of the old token under the law (plug-in), or whether it is the one that was drawn (mixture)."""
+    if posterior == "mixture":
+        return (token == old).to(wide(old.device))
+    law = law.to(wide(old.device)).log_softmax(-1)
+    return law.gather(-1, old.clamp(max=vocab - 1)[:, None])[:, 0].exp() * (old < vocab)
