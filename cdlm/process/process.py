@@ -82,9 +82,11 @@ class Process:
     def corrupt(self, x0: Tokens, t: Time | float, rng: Rng) -> Tokens:
         """x_t ~ q(x_t | x_0) = Cat(alpha_t x_0 + (1 - alpha_t) pi)."""
         self.check_ids(x0)
-        alpha_t = self.noise.alpha(self._time(t, x0))
-        keep = rng("keep").uniform(x0.shape[1], x0.device) < alpha_t
-        return torch.where(keep, x0, self.start(x0.shape[1], rng, x0.device))
+        return torch.where(self.kept(x0, t, rng), x0, self.start(x0.shape[1], rng, x0.device))
+
+    def kept(self, x0: Tokens, t: Time | float, rng: Rng) -> Bool[Tensor, "b l"]:
+        """The positions that `corrupt` leaves alone."""
+        return rng("keep").uniform(x0.shape[1], x0.device) < self.noise.alpha(self._time(t, x0))
 
     def bridge(self, x0: Tokens | LogLaw, x_t: Tokens, s: Time | float, t: Time | float, rng: Rng) -> Tokens:
         """x_s ~ q(x_s | x_t, x_0), Eq. (2) of Lemma 3.1, position by position, for 0 <= s < t <= 1.

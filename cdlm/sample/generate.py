@@ -57,6 +57,8 @@ class Sampling:
     which sharpens samples, for comparison with FP32 tables."""
     posterior: Literal["auto", "plug-in", "mixture"] = "auto"
     """How the prediction enters the bridge; auto is what the model's method calls for (docs/choices.md)."""
+    block: int = 0
+    """Write texts longer than the model's own: after its own length, this many tokens at a time."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -66,6 +68,8 @@ class Sampling:
                 raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be at least 1; got {self.steps}")
+        if self.block < 0:
+            raise ValueError(f"--block must be at least 1, or 0 for none; got {self.block}")
         self.shape()
         times = self.times()
         if times and self.steps not in (None, len(times) - 1):
@@ -110,8 +114,8 @@ class Sampling:
                 "use --order random"
             )
 
-    def shape(self) -> Shape:
-        return Shape(self.temperature, self.top_k, self.top_p)
+    def shape(self, without: tuple[int, ...] = ()) -> Shape:
+        return Shape(self.temperature, self.top_k, self.top_p, without)
 
     def times(self) -> list[float]:
         """The times of a grid of one's own."""
@@ -146,11 +150,12 @@ def generate(
     start: float = 1.0,
     given: Bool[Tensor, "b l"] | None = None,
     whole: bool = False,
+    without: tuple[int, ...] = (),
 ) -> Iterator[State]:
     """Denoise x from time `start` on; yields the start, and the state after each evaluation.
 
     `given` positions keep their tokens (under masking, visible ones do anyway). `whole` runs the whole batch in every
-    pass, for networks compiled for one shape.
+    pass, for networks compiled for one shape. Tokens of `without` are never drawn.
     """
     sampling.check(process)
     posterior = posterior if sampling.posterior == "auto" else sampling.posterior
@@ -158,9 +163,17 @@ def generate(
         if posterior == "mixture":
             raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
         return race(
-            predict, process, x, sampling.spaced(start), rng, "naive-fp32", sampling.shape(), sampling.tail, given
+            predict,
+            process,
+            x,
+            sampling.spaced(start),
+            rng,
+            "naive-fp32",
+            sampling.shape(without),
+            sampling.tail,
+            given,
         )
-    drawing = Drawing(sampling.shape(), posterior, sampling.precision, whole)
+    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, whole)
     if sampling.order == "first-hitting":
         return first_hitting(predict, process, x, rng, start, drawing)
     grid = sampling.spaced(start)

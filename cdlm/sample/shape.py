@@ -9,11 +9,13 @@ from cdlm.types import LogLaw
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Applied in this order; the defaults leave the law as it is."""
+    """Applied in this order, after `without`; the defaults leave the law as it is."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    without: tuple[int, ...] = ()
+    """Tokens that are never drawn."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0 or self.temperature == float("inf"):
@@ -28,6 +30,8 @@ class Shape:
 
     def __call__(self, logits: LogLaw) -> LogLaw:
         """Logits in, logits of the sharpened law out; -inf where it is zero."""
+        if self.without:
+            logits = logits.index_fill(-1, torch.tensor(self.without, device=logits.device), -torch.inf)
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:

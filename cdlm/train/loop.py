@@ -72,7 +72,9 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         tensors = state.state()
         if world.first:
             tokenizer = config.data / "tokenizer.json"
-            found = checkpoint.Checkpoint(step, tensors, describe(network), to_json(config), best, corpus, tokenizer)
+            about = {"length": config.length, "posterior": method.posterior, "framed": data.meta.packing == "wrapped"}
+            model = {**describe(network), "text": about}
+            found = checkpoint.Checkpoint(step, tensors, model, to_json(config), best, corpus, tokenizer)
             checkpoint.write(config.out, found, config.keep)
 
     recent: list[dict[str, Tensor]] = []
@@ -243,8 +245,9 @@ def _show(theirs: Any, ours: Any) -> str:
 
 
 def _comparable(model: dict[str, Any]) -> dict[str, Any]:
-    """What must agree for weights to fit: everything but the dropout."""
-    return {**model, "architecture": {key: value for key, value in model["architecture"].items() if key != "dropout"}}
+    """What must agree for weights to fit: everything but the dropout, and how texts are sampled."""
+    shape = {key: value for key, value in model["architecture"].items() if key != "dropout"}
+    return {**{key: value for key, value in model.items() if key != "text"}, "architecture": shape}
 
 
 def _check_finite(

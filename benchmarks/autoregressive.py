@@ -1,0 +1,126 @@
+"""Wall clock of diffusion against an autoregressive model with a cache of keys and values, same size and length.
+
+    python benchmarks/autoregressive.py --device cuda --out docs/wallclock.json     # table, JSON, and wallclock.png
+
+Papers count evaluations; a user waits for seconds. Both models are compiled and recorded as graphs where there is a
+GPU; the autoregressive one reads its whole cache at each token. Times include everything but the first, compiling run.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import torch
+from network import machine, network, timed
+
+from cdlm.model import Architecture, Denoiser
+from cdlm.model.record import accelerate
+from cdlm.process import masked
+from cdlm.rng import seeded
+from cdlm.sample import Drawing, ancestral, autoregressive, last, uniform_grid
+
+
+def main() -> None:
+    options = parse()
+    device, l, process = options.device, options.length, masked(options.vocab)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    shape = Architecture(options.hidden, options.blocks, options.hidden // 64)
+    print(f"{machine(device)}; {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}, {l} tokens\n")
+    print(f"{'model':<12}{'batch':>6}{'steps':>7}{'NFE':>9}{'seconds':>9}{'tokens/s':>12}{'GiB':>7}{'x AR':>8}")
+    rows: list[dict] = []
+    for b in options.batches:
+        causal, denoiser = (network(shape, kind, options.vocab, device, dtype) for kind in (None, process))
+        if options.compile:
+            for block in causal.backbone.blocks:
+                block.compile()
+            accelerate(denoiser)
+
+        seconds, gib = timed(partial(causal_texts, causal, b, l), device, options.repeats)
+        rows.append(report("AR", b, l, l - 1, seconds, gib, seconds, options))
+        for steps in options.steps:
+            nfe: list[float] = []
+            work = partial(texts, denoiser, b, l, steps, options.compile, nfe)
+            own, gib = timed(work, device, options.repeats)
+            rows.append(report("diffusion", b, steps, nfe[-1], own, gib, seconds, options))
+        save(rows, options)
+    if options.out:
+        plot(rows, options.out.with_suffix(".png"), l)
+
+
+def causal_texts(denoiser: Denoiser, b: int, l: int, seed: int) -> None:
+    start = torch.zeros(b, 1, dtype=torch.long, device=denoiser.device)
+    last(autoregressive(denoiser, start, l, seeded(seed, batch=b)))
+
+
+def texts(denoiser: Denoiser, b: int, l: int, steps: int, whole: bool, nfe: list[float], seed: int) -> None:
+    process, rng = denoiser.process, seeded(seed, batch=b)
+    x = process.start(l, rng, denoiser.device)
+    state = last(ancestral(denoiser, process, x, uniform_grid(steps), rng, Drawing(whole=whole)))
+    nfe.append(sum(state.evaluations) / b)
+
+
+def report(
+    name: str, b: int, steps: int, nfe: float, seconds: float, gib: float, ar: float, options: argparse.Namespace
+) -> dict:
+    speed = b * options.length / seconds
+    print(
+        f"{name:<12}{b:>6}{steps:>7}{nfe:>9.1f}{seconds:>9.3f}{speed:>12,.0f}{gib:>7.2f}{ar / seconds:>8.2f}",
+        flush=True,
+    )
+    row = {"model": name, "batch": b, "steps": steps, "evaluations": nfe, "seconds": seconds}
+    return {**row, "tokens_per_second": speed, "gib": gib, "times_ar": ar / seconds}
+
+
+def save(rows: list[dict], options: argparse.Namespace) -> None:
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        about = {"machine": machine(options.device), **vars(options), "out": str(options.out), "rows": rows}
+        options.out.write_text(json.dumps(about, indent=1) + "\n")
+
+
+def plot(rows: list[dict], path: Path, length: int) -> None:
+    """Tokens a second over steps, one colour for each batch size; the autoregressive model is a level line."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for k, b in enumerate(sorted({row["batch"] for row in rows})):
+        own = [row for row in rows if row["batch"] == b]
+        line = [row for row in own if row["model"] == "diffusion"]
+        axes.plot([row["steps"] for row in line], [row["tokens_per_second"] for row in line], "o-", color=f"C{k}")
+        ar = next(row["tokens_per_second"] for row in own if row["model"] == "AR")
+        axes.axhline(ar, color=f"C{k}", linestyle="--", linewidth=1)
+        axes.annotate(
+            f"batch {b}",
+            (line[0]["steps"], line[0]["tokens_per_second"]),
+            xytext=(6, 6),
+            color=f"C{k}",
+            textcoords="offset points",
+        )
+    axes.set(xscale="log", yscale="log", xlabel="denoising steps", ylabel="tokens a second")
+    axes.set_title(f"Texts of {length} tokens: diffusion (solid), autoregressive with a cache (dashed)", fontsize=10)
+    axes.set_xticks([row["steps"] for row in line], [str(row["steps"]) for row in line])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu = parser.parse_known_args()[0].device == "cuda"
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32] if gpu else [1])
+    parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--length", type=int, default=1024 if gpu else 128)
+    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3 if gpu else 1)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
+    parser.add_argument("--out", type=Path, help="write the table as JSON, and a plot beside it")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    torch.set_flush_denormal(True)
+    main()

@@ -1,0 +1,329 @@
+"""A model that writes: a denoiser with its tokenizer, from text to text.
+
+    model = cdlm.load("runs/small-mcdlm")
+    for text in model.sample(num=4, length=256, steps=8, seed=0):
+        print(text)
+    print(model.infill("The ___ sat on the ___.")[0])
+    for frame in model.stream("Once upon a time", length=64, steps=16):
+        print(frame.texts[0])
+
+A text depends on the seed and its own index alone, not on the batch that it is drawn in: exactly so in float64 on a
+CPU, elsewhere up to floating point (the last digits of a network may change with the shape of its batch).
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.devices import Device, Dtype, pick_device, weight_dtype
+from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised
+from cdlm.files import read_object
+from cdlm.model import pretrained
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.record import accelerate
+from cdlm.rng import Rng, seeded
+from cdlm.sample import Drawing, Posterior, Sampling, State, autoregressive, generate, last
+from cdlm.sample.windows import windows
+from cdlm.types import Tokens
+
+MASK = "░"
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A finished text; `print` shows it."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    evaluations: int
+    """Passes over the network that it took."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Texts on their way: one picture of an animation."""
+
+    step: int
+    steps: int | None
+    """How many there will be, where that is known."""
+    tokens: list[list[int]]
+    texts: list[str]
+    """As far as they are written; a mask shows as a shaded block."""
+    evaluations: list[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """What `cdlm.load` returns. Settings beyond the named ones are those of `Sampling`: steps, temperature, ..."""
+
+    name: str
+    denoiser: Denoiser
+    tokenizer: Tokenizer
+    length: int
+    """Tokens in a text that it was trained on; 0 if its folder does not say."""
+    posterior: Posterior = "plug-in"
+    framed: bool = False
+    """Whether the texts it was trained on begin with a token of their own."""
+    compiled: bool = False
+
+    def sample(
+        self,
+        num: int = 1,
+        length: int | None = None,
+        prompt: str | Sequence[str] = "",
+        seed: int = 0,
+        trim: bool = False,
+        batch: int = 32,
+        **how: Any,
+    ) -> list[Text]:
+        """Write `num` texts, or `num` continuations of each prompt. `trim` ends a text at its end-of-text token."""
+        return self._all(self.continuations(_several(prompt), num, length), how, seed, trim, batch)
+
+    def infill(
+        self, text: str | Sequence[str], num: int = 1, width: int = 4, seed: int = 0, batch: int = 32, **how: Any
+    ) -> list[Text]:
+        """Fill the blanks of a text, ___ with `width` tokens, [MASK] with one, [MASK:n] with n; the rest stays."""
+        return self._all(self.infillings(_several(text), num, width), how, seed, False, batch)
+
+    def rewrite(
+        self,
+        text: str | Sequence[str],
+        num: int = 1,
+        t: float = 0.5,
+        clamp: bool = False,
+        seed: int = 0,
+        batch: int = 32,
+        **how: Any,
+    ) -> list[Text]:
+        """Noise a text to time t and denoise it from there: the paper's conditional generation.
+
+        A uniform model may change every token, as in the paper; `clamp` keeps those that the noise left alone.
+        """
+        return self._all(self.rewritings(_several(text), num, t, clamp), how, seed, False, batch)
+
+    def stream(
+        self, text: str = "", num: int = 1, length: int | None = None, seed: int = 0, width: int = 4, **how: Any
+    ) -> Iterator[Frame]:
+        """Watch texts being written, a frame for each evaluation. Blanks are filled; text without any is continued."""
+        filling = has_blanks(text)
+        drafts = self.infillings([text], num, width) if filling else self.continuations([text], num, length)
+        return self.frames(drafts, sampling_of(how), seed)
+
+    def continuations(self, prompts: Sequence[str], num: int = 1, length: int | None = None) -> list[Draft]:
+        """What `sample` writes."""
+        length = self.length if length is None else length
+        if not length:
+            raise ValueError(f"{self.name} does not say how long its texts are: give a length")
+        if length < 2:
+            raise ValueError(f"a text has at least 2 tokens; got the length {length}")
+        causal = self.denoiser.process is None
+        drafts = [continuation(one, length, self.tokenizer, self.framed, causal) for one in prompts]
+        return _times(drafts, num)
+
+    def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
+        """What `infill` writes."""
+        return _times([blanks(one, self.tokenizer, width) for one in texts], num)
+
+    def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
+        """What `rewrite` writes."""
+        return _times([noised(one, self.tokenizer, t, clamp) for one in texts], num)
+
+    def write(
+        self,
+        drafts: Sequence[Draft],
+        how: Sampling,
+        seed: int = 0,
+        trim: bool = False,
+        batch: int = 32,
+        show: Callable[[State, int], None] | None = None,
+    ) -> Iterator[Text]:
+        """Write every draft; texts come as soon as their batch is done. `show` sees each state, and its batch size."""
+        self.check(drafts, how)
+        if batch < 1:
+            raise ValueError(f"a batch holds at least one text; got {batch}")
+        for rows in self._batches(drafts, batch):
+            states = self.states([drafts[k] for k in rows], how, _noise(seed, len(drafts), rows))
+            state = last(states if show is None else _shown(states, show, len(rows)))
+            for k, ids, evaluations in zip(rows, state.x.tolist(), state.evaluations, strict=True):
+                ids = _trimmed(ids, drafts[k], self.tokenizer.eos) if trim else ids
+                yield Text(k, drafts[k].text(ids, self.tokenizer), ids, evaluations)
+
+    def frames(self, drafts: Sequence[Draft], how: Sampling, seed: int = 0) -> Iterator[Frame]:
+        """Write drafts of one length, and show every state on the way."""
+        self.check(drafts, how)
+        if len(self._batches(drafts, len(drafts))) > 1:
+            raise ValueError("only texts of one length can be watched together")
+        return self._frames(drafts, self.states(drafts, how, _noise(seed, len(drafts), range(len(drafts)))))
+
+    def _frames(self, drafts: Sequence[Draft], states: Iterable[State]) -> Iterator[Frame]:
+        for state in states:
+            tokens = state.x.tolist()
+            texts = [self.show(ids[draft.lead :]) for ids, draft in zip(tokens, drafts, strict=True)]
+            yield Frame(state.step, state.steps, tokens, texts, state.evaluations)
+
+    def show(self, ids: Sequence[int]) -> str:
+        """The text of tokens some of which may be masked."""
+        parts = itertools.groupby(ids, lambda i: i >= self.denoiser.vocab)
+        return "".join(MASK * len(list(run)) if masked else self.tokenizer.decode(run) for masked, run in parts)
+
+    def check(self, drafts: Sequence[Draft], how: Sampling) -> None:
+        """Refuse what cannot be written, before anything is computed."""
+        process, longest = self.denoiser.process, max(len(draft.ids) for draft in drafts)
+        how.check(process)
+        if process is None and not all(draft.continues for draft in drafts):
+            raise ValueError(f"{self.name} is autoregressive: it continues a prompt, and cannot fill blanks or rewrite")
+        if process is not None and process.name == "masked" and any(draft.clamp for draft in drafts):
+            raise ValueError("a masked model keeps the tokens that the noise left alone by itself: leave out clamp")
+        if how.block and not self.length:
+            raise ValueError(f"{self.name} does not say how long its own texts are, so none can be longer: no block")
+        if how.block and (process is None or how.block >= self.length):
+            raise ValueError(f"a block is shorter than the model's own length of {self.length}, and not for AR models")
+        if self.length and longest > self.length:
+            if process is None or not all(draft.continues for draft in drafts):
+                raise ValueError(f"{longest} tokens are more than the {self.length} that {self.name} was trained on")
+            if not how.block:
+                raise ValueError(
+                    f"{longest} tokens are more than the {self.length} that {self.name} was trained on; write them in "
+                    f"windows with block {self.length // 2}"
+                )
+
+    def states(self, drafts: Sequence[Draft], how: Sampling, rng: Rng) -> Iterator[State]:
+        """Write drafts of one kind and length together."""
+        ids = torch.tensor([draft.ids for draft in drafts], device=self.denoiser.device)
+        process, first = self.denoiser.process, drafts[0]
+        if process is None:
+            naive = how.precision == "naive-fp32"
+            drawing = Drawing(how.shape(), precision="fp64" if how.precision == "naive-fp32" else how.precision)
+            return autoregressive(self.denoiser, ids[:, : -first.ids.count(HOLE)], ids.shape[1], rng, drawing, naive)
+        given = ids != HOLE
+        x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
+        if first.level < 1:
+            x = process.corrupt(ids, first.level, rng("noise"))
+            given = process.kept(ids, first.level, rng("noise")) if first.clamp else torch.zeros_like(given)
+
+        def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
+            noise = rng("window", number)
+            start, whole, without = first.level, self.compiled, first.without
+            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, whole, without)
+
+        return windows(fill, x, given, self.length or ids.shape[1], how.block or self.length)
+
+    def _batches(self, drafts: Sequence[Draft], size: int) -> list[list[int]]:
+        """Drafts that can be written together, by number: the same length, noise, and for AR the same prompt length."""
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for number, draft in enumerate(drafts):
+            given = draft.ids.count(HOLE) if self.denoiser.process is None else 0
+            kinds.setdefault((len(draft.ids), draft.level, draft.clamp, draft.without, given), []).append(number)
+        return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
+
+    def _all(self, drafts: Sequence[Draft], how: dict[str, Any], seed: int, trim: bool, batch: int) -> list[Text]:
+        return sorted(self.write(drafts, sampling_of(how), seed, trim, batch), key=lambda text: text.index)
+
+
+def load(
+    source: str | Path,
+    device: Device = "auto",
+    dtype: Dtype | Literal["auto"] = "auto",
+    compile: bool = False,
+    tokenizer: str | Path | None = None,
+) -> Model:
+    """Open a model folder, a run (its newest checkpoint), or an id of the model hub; MDLM's and DUO's too.
+
+    `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless told otherwise. `compile` takes a minute at
+    first and pays for many texts. A `tokenizer` (a tokenizer.json, or a folder of GPT-2's files) is needed where the
+    folder has none.
+    """
+    folder = pretrained.newest(_folder(source))
+    chosen = pick_device(device)
+    denoiser = pretrained.load(folder, chosen)
+    config = read_object(folder / "config.json")
+    if dtype == "auto":
+        dtype = "bfloat16" if chosen.type == "cuda" else "float32"
+    denoiser.to(torch.bfloat16 if dtype == "bfloat16" else weight_dtype(chosen, dtype)).requires_grad_(False)
+    words = _tokenizer(folder, tokenizer)
+    if words.vocab_size > denoiser.vocab:
+        raise ValueError(
+            f"the tokenizer has {words.vocab_size} tokens and the model {denoiser.vocab}: they do not belong together"
+        )
+    if compile:
+        accelerate(denoiser)
+    about = config.get("text") or {"length": config.get("model_length", 0)}  # the peers' name for it
+    name = f"{folder.parent.name}/{folder.name}" if (folder / "state.json").is_file() else folder.name
+    return Model(name, denoiser, words, compiled=compile, **about)
+
+
+def sampling_of(how: dict[str, Any]) -> Sampling:
+    """Settings given as keywords; an unknown one is named together with those there are."""
+    known = [field.name for field in dataclasses.fields(Sampling)]
+    unknown = [name for name in how if name not in known]
+    if unknown:
+        raise TypeError(f"there is no setting {unknown[0]!r}; there are: {', '.join(known)}")
+    return Sampling(**how)
+
+
+def _folder(source: str | Path) -> Path:
+    """A folder here, or a copy of a repository of the model hub."""
+    if Path(source).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        return Path(source)
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise ValueError(
+            f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
+        ) from None
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"there is no folder {source}, and the model hub did not give it either: {reason}") from None
+
+
+def _tokenizer(folder: Path, given: str | Path | None) -> Tokenizer:
+    if given is not None:
+        return Tokenizer.load(given)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise ValueError(
+            f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
+            "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
+        )
+    return Tokenizer.load(folder)
+
+
+def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
+    return seeded(seed, "sample", batch=total, rows=torch.tensor(rows))
+
+
+def _shown(states: Iterable[State], show: Callable[[State, int], None], size: int) -> Iterator[State]:
+    for state in states:
+        show(state, size)
+        yield state
+
+
+def _several(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _times(drafts: list[Draft], num: int) -> list[Draft]:
+    if num < 1:
+        raise ValueError(f"write at least one text; got num {num}")
+    if not drafts:
+        raise ValueError("there is nothing to write: no prompt was given")
+    return [draft for draft in drafts for _ in range(num)]
+
+
+def _trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
+    """Up to the first end of text that was written; the end itself is left out."""
+    return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)
