@@ -1,6 +1,6 @@
 """Wall clock of diffusion against an autoregressive model with a cache of keys and values, same size and length.
 
-    python benchmarks/autoregressive.py --device cuda --out docs/wallclock.json     # table, JSON, and wallclock.png
+    python -m benchmarks.autoregressive --device cuda --out docs/wallclock.json     # table, JSON, and wallclock.png
 
 Papers count evaluations; a user waits for seconds. Both models are compiled and recorded as graphs where there is a
 GPU; the autoregressive one reads its whole cache at each token. Times include everything but the first, compiling run.
@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from network import machine, network, timed
 
+from benchmarks.network import machine, network, timed
 from cdlm.model import Architecture, Denoiser
 from cdlm.model.record import accelerate
 from cdlm.process import masked
@@ -32,11 +32,10 @@ def main() -> None:
     for b in options.batches:
         causal, denoiser = (network(shape, kind, options.vocab, device, dtype) for kind in (None, process))
         if options.compile:
-            for block in causal.backbone.blocks:
-                block.compile()
+            accelerate(causal)
             accelerate(denoiser)
 
-        seconds, gib = timed(partial(causal_texts, causal, b, l), device, options.repeats)
+        seconds, gib = timed(partial(causal_texts, causal, b, l, options.compile), device, options.repeats)
         rows.append(report("AR", b, l, l - 1, seconds, gib, seconds, options))
         for steps in options.steps:
             nfe: list[float] = []
@@ -48,15 +47,15 @@ def main() -> None:
         plot(rows, options.out.with_suffix(".png"), l)
 
 
-def causal_texts(denoiser: Denoiser, b: int, l: int, seed: int) -> None:
+def causal_texts(denoiser: Denoiser, b: int, l: int, compiled: bool, seed: int) -> None:
     start = torch.zeros(b, 1, dtype=torch.long, device=denoiser.device)
-    last(autoregressive(denoiser, start, l, seeded(seed, batch=b)))
+    last(autoregressive(denoiser, start, l, seeded(seed, batch=b), Drawing(compiled=compiled)))
 
 
-def texts(denoiser: Denoiser, b: int, l: int, steps: int, whole: bool, nfe: list[float], seed: int) -> None:
+def texts(denoiser: Denoiser, b: int, l: int, steps: int, compiled: bool, nfe: list[float], seed: int) -> None:
     process, rng = denoiser.process, seeded(seed, batch=b)
     x = process.start(l, rng, denoiser.device)
-    state = last(ancestral(denoiser, process, x, uniform_grid(steps), rng, Drawing(whole=whole)))
+    state = last(ancestral(denoiser, process, x, uniform_grid(steps), rng, Drawing(compiled=compiled)))
     nfe.append(sum(state.evaluations) / b)
 
 

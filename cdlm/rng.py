@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -67,14 +66,15 @@ def categorical(log_law: LogLaw, u: Float[Tensor, "*rows"], dtype: torch.dtype |
     """
     v, dtype = log_law.shape[-1], dtype or u.dtype
     width = min(_STRETCH, v)
-    padded = F.pad(log_law, (0, -v % width), value=-torch.inf) if v % width else log_law
-    parts = padded.unflatten(-1, (-1, width))
-    mass = parts.to(dtype).logsumexp(-1).to(u.dtype)
-    mass = (mass - mass.amax(-1, keepdim=True)).exp()
-    part, rest = _invert(mass, u)
-    inside = parts.gather(-2, part[..., None, None].expand(*part.shape, 1, width))[..., 0, :].to(u.dtype)
-    inside = (inside - inside.amax(-1, keepdim=True)).exp()
-    return part * width + _invert(inside, rest)[0]
+    whole = v // width * width
+    mass = log_law[..., :whole].unflatten(-1, (-1, width)).to(dtype).logsumexp(-1)
+    if whole < v:
+        mass = torch.cat([mass, log_law[..., whole:].to(dtype).logsumexp(-1, keepdim=True)], -1)
+    mass = mass.to(u.dtype)
+    stretch, rest = _invert((mass - mass.amax(-1, keepdim=True)).exp(), u)
+    token = stretch[..., None] * width + torch.arange(width, device=u.device)
+    inside = log_law.gather(-1, token.clamp(max=v - 1)).to(u.dtype).masked_fill(token >= v, -torch.inf)
+    return stretch * width + _invert((inside - inside.amax(-1, keepdim=True)).exp(), rest)[0]
 
 
 def _invert(

@@ -30,7 +30,7 @@ from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import accelerate
 from cdlm.rng import Rng, seeded
-from cdlm.sample import Drawing, Posterior, Sampling, State, autoregressive, generate, last
+from cdlm.sample import Drawing, Posterior, Precision, Sampling, State, autoregressive, generate, last
 from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
@@ -205,7 +205,8 @@ class Model:
         process, first = self.denoiser.process, drafts[0]
         if process is None:
             naive = how.precision == "naive-fp32"
-            drawing = Drawing(how.shape(), precision="fp64" if how.precision == "naive-fp32" else how.precision)
+            precision: Precision = "fp32" if how.precision == "fp32" else "fp64"
+            drawing = Drawing(how.shape(), precision=precision, compiled=self.compiled)
             return autoregressive(self.denoiser, ids[:, : -first.ids.count(HOLE)], ids.shape[1], rng, drawing, naive)
         given = ids != HOLE
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
@@ -215,8 +216,8 @@ class Model:
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
-            start, whole, without = first.level, self.compiled, first.without
-            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, whole, without)
+            start, compiled, without = first.level, self.compiled, first.without
+            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, compiled, without)
 
         return windows(fill, x, given, self.length or ids.shape[1], how.block or self.length)
 

@@ -9,8 +9,10 @@ import torch
 
 from cdlm.methods import METHODS
 from cdlm.model import SIZES, Denoiser, frozen_copy
-from cdlm.process import masked, uniform, unigram
+from cdlm.model.record import accelerate
+from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
+from cdlm.sample import Sampling, autoregressive, generate, last
 
 pytestmark = pytest.mark.gpu
 
@@ -78,3 +80,84 @@ def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tmp_path: Path) -> None:
     assert last.name == "step-00000060"
     shutil.rmtree(last)
     assert train(dataclasses.replace(config, device="cpu"), "auto").name == "step-00000060"
+
+
+SAMPLERS = {
+    "masked": (masked, {}),
+    "greedy tail": (masked, {"tail": "argmax"}),
+    "many steps": (masked, {"steps": 100}),
+    "corrector": (masked, {"corrector": "rescale", "eta": 0.3}),
+    "dilated": (masked, {"order": "dilated"}),
+    "first-hitting": (masked, {"order": "first-hitting"}),
+    "margin": (masked, {"order": "margin", "steps": 6}),
+    "top-p": (masked, {"top_p": 0.8, "temperature": 0.9}),
+    "uniform": (uniform, {"tail": "argmax"}),
+    "uniform, mixture": (uniform, {"posterior": "mixture"}),
+    "uniform, corrector": (uniform, {"corrector": "constant", "eta": 0.3}),
+}
+
+
+def lively(process: Process | None, vocab: int = 211, **shape) -> Denoiser:
+    shape = {"causal": process is None, "time_conditioning": process is not None, **shape}
+    denoiser = Denoiser(dataclasses.replace(SIZES["tiny"], **shape), process, vocab).eval().requires_grad_(False)
+    torch.manual_seed(1)
+    for parameter in denoiser.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return denoiser
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_draw_the_same_tokens_as_the_cpu(name: str) -> None:
+    """In double precision, where rounding decides nothing."""
+    kind, settings = SAMPLERS[name]
+    process = kind(211)
+    denoiser, sampling, found = lively(process).double(), Sampling(**settings), []
+    for device in ("cpu", "cuda"):
+        rng = seeded(3, batch=6)
+        x = process.start(40, rng("start"), device)
+        state = last(generate(denoiser.to(device), process, x, sampling, rng))
+        found.append((state.x.cpu(), state.evaluations))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_autoregressive_graph_draws_the_same_tokens_as_the_cpu() -> None:
+    denoiser, found = lively(None).double(), []
+    for device in ("cpu", "cuda"):
+        start = torch.tensor([[1, 2, 3], [4, 5, 6]], device=device)
+        found.append(last(autoregressive(denoiser.to(device), start, 50, seeded(3, batch=2))).x.cpu())
+    assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
+@pytest.mark.parametrize("kind", [masked, uniform])
+def test_accelerated_network_and_sampler_agree_with_the_plain_ones(kind) -> None:
+    process = kind(211)
+    plain, fast = lively(process, blocks=3).cuda(), lively(process, blocks=3).cuda()
+    accelerate(fast)
+    x, alpha = process.start(64, seeded(0, batch=4), "cuda"), torch.full((4,), 0.3, device="cuda")
+    x[:, 10:30] = torch.arange(20, device="cuda")
+    rows = torch.tensor([[3, 40, 41, 63]], device="cuda").expand(4, 4)
+    for chosen in (None, rows, rows[:, :2]):
+        for _ in range(2):  # recorded, then replayed
+            one, other = plain.features(x, alpha, chosen), fast.features(x, alpha, chosen)
+            assert torch.allclose(one, other, atol=1e-4)
+    assert torch.allclose(plain.logits(one), fast.logits(other), atol=1e-4)
+    rng = seeded(5, batch=4)
+    start = process.start(64, rng("start"), "cuda")
+    slow, quick = (
+        last(generate(net, process, start, Sampling(steps=8), rng, compiled=compiled))
+        for net, compiled in ((plain, False), (fast, True))
+    )
+    assert quick.evaluations == slow.evaluations
+    assert (quick.x == slow.x).float().mean() > 0.9  # the same plan and noise; rounding may turn a token or two
+
+
+@pytest.mark.filterwarnings("default")
+def test_bfloat16_activation_within_the_product_is_the_tanh_approximation() -> None:
+    denoiser = lively(masked(211)).cuda().bfloat16()
+    block, x = denoiser.backbone.blocks[0], torch.randn(2, 16, 64, device="cuda").bfloat16()
+    with torch.no_grad():
+        within = block._widen(x).float()
+        truth = block.mlp.float()(x.float())
+    assert (within - truth).abs().max() < 0.02 * truth.abs().max()

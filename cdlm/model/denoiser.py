@@ -1,7 +1,7 @@
 """The denoiser f_theta(x_t, t): for each position a law over clean tokens."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cdlm.model.dit import Architecture, DiT
@@ -43,18 +43,21 @@ class Denoiser(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.vocab_embed.embedding.device
 
-    def features(self, x: Tokens | Mixture, alpha: Time) -> Float[Tensor, "b l d"]:
-        """Hidden rows at the signal level alpha, the network's only notion of time."""
+    def features(
+        self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
+    ) -> Float[Tensor, "b k d"]:
+        """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
         if isinstance(x, Mixture):
             x = Mixture(x.ids.to(self.device), x.weights.to(self.device), x.rest.to(self.device))
         else:
             x = x.to(self.device)
         level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
-        return self.backbone(x, level.to(torch.float32).to(self.device))
+        length = (x if isinstance(x, Tensor) else x.ids).shape[1]
+        return self.backbone(x, level.to(torch.float32).to(self.device), self.backbone.rotary(length), rows)
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""
-        return self.backbone.output_layer.linear(rows)
+        return self.backbone.output_layer.linear(rows)[..., : self.vocab]  # `accelerate` pads it
 
     def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """Log-probabilities over the clean vocabulary, in fp32 or wider."""

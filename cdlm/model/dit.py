@@ -5,6 +5,7 @@ loading them is a copy. Attention is torch's own `scaled_dot_product_attention`;
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -15,7 +16,11 @@ from torch import Tensor, nn
 from cdlm.types import Mixture, Tokens
 
 Hidden = Float[Tensor, "b l d"]
-Past = tuple[Float[Tensor, "b h l e"], Float[Tensor, "b h l e"], Int[Tensor, "q"]]
+Chosen = Float[Tensor, "b k d"]
+"""Hidden rows at all positions, or at those asked for."""
+Rows = Int[Tensor, "b r"]
+Rotary = tuple[Float[Tensor, "... half"], Float[Tensor, "... half"]]
+Past = tuple[Float[Tensor, "b h past e"], Float[Tensor, "b h past e"], Int[Tensor, "new"]]
 """Keys and values of a block for a whole text, filled from the left, and the positions that are being added."""
 
 
@@ -115,28 +120,57 @@ class Block(nn.Module):
             self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 6 * width))
 
     def forward(
-        self, x: Hidden, c: Float[Tensor, "b c"] | None, rotary: tuple[Tensor, Tensor], past: "Past | None" = None
-    ) -> Hidden:
+        self,
+        x: Hidden,
+        c: Float[Tensor, "b c"] | None,
+        rotary: Rotary,
+        past: Past | None = None,
+        rows: Rows | None = None,
+    ) -> Chosen:
+        """The next hidden rows; given `rows`, at these positions alone, which still see all of x."""
         if c is None:
             x = x + self._drop(self._attend(self.norm1(x), rotary, past))
-            return x + self._drop(self.mlp(self.norm2(x)))
+            return x + self._drop(self._widen(self.norm2(x)))
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, -1)
-        x = x + gate1 * self._drop(self._attend(self.norm1(x) * (1 + scale1) + shift1, rotary))
-        return x + gate2 * self._drop(self.mlp(self.norm2(x) * (1 + scale2) + shift2))
+        seen = self.norm1(x) * (1 + scale1) + shift1
+        if rows is None:
+            x = x + gate1 * self._drop(self._attend(seen, rotary))
+        else:
+            x = take(x, rows) + gate1 * self._attend_at(seen, rotary, rows)
+        return x + gate2 * self._drop(self._widen(self.norm2(x) * (1 + scale2) + shift2))
 
-    def _attend(self, x: Hidden, rotary: tuple[Tensor, Tensor], past: "Past | None" = None) -> Hidden:
-        b, l, d = x.shape
-        q, k, v = self.attn_qkv(x).view(b, l, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def _attend(self, x: Hidden, rotary: Rotary, past: Past | None = None) -> Hidden:
+        q, k, v = (self._heads(part) for part in self.attn_qkv(x).chunk(3, -1))
         q, k = rotate(q, rotary), rotate(k, rotary)
         if past is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        else:
-            keys, values, positions = past
-            keys.index_copy_(2, positions, k)
-            values.index_copy_(2, positions, v)
-            seen = torch.arange(keys.shape[2], device=x.device) <= positions[:, None]
-            mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-        return self.attn_out(mixed.transpose(1, 2).reshape(b, l, d))
+            return self._merged(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal))
+        keys, values, positions = past
+        keys.index_copy_(2, positions, k)
+        values.index_copy_(2, positions, v)
+        seen = torch.arange(keys.shape[2], device=x.device) <= positions[:, None]
+        return self._merged(F.scaled_dot_product_attention(q, keys, values, attn_mask=seen))
+
+    def _attend_at(self, x: Hidden, rotary: Rotary, rows: Rows) -> Chosen:
+        """Queries at some positions, keys and values at all."""
+        query, rest = self.attn_qkv.weight.split([x.shape[2], 2 * x.shape[2]])
+        k, v = (self._heads(part) for part in F.linear(x, rest).chunk(2, -1))
+        q = self._heads(F.linear(take(x, rows), query))
+        cos, sin = (table[rows][:, None] for table in rotary)
+        return self._merged(F.scaled_dot_product_attention(rotate(q, (cos, sin)), rotate(k, rotary), v))
+
+    def _heads(self, x: Hidden) -> Float[Tensor, "b h l e"]:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _merged(self, mixed: Float[Tensor, "b h l e"]) -> Hidden:
+        return self.attn_out(mixed.transpose(1, 2).flatten(2))
+
+    def _widen(self, x: Hidden) -> Hidden:
+        """The perceptron; in bfloat16 on a GPU its activation is applied within the first product."""
+        weight, bias = self.mlp[0].weight, self.mlp[0].bias
+        if x.is_cuda and weight.dtype == x.dtype == torch.bfloat16 and not torch.is_grad_enabled():
+            wide = torch._addmm_activation(bias, x.flatten(0, 1), weight.T, use_gelu=True)  # type: ignore[arg-type]
+            return self.mlp[2](wide).view_as(x)
+        return self.mlp(x)
 
     def _drop(self, x: Hidden) -> Hidden:
         return F.dropout(x, self.dropout, self.training)
@@ -173,17 +207,38 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
         self.output_layer = OutputLayer(shape, outputs)
 
-    def forward(self, x: Tokens | Mixture, level: Float[Tensor, "b"]) -> Hidden:
+    def forward(
+        self, x: Tokens | Mixture, level: Float[Tensor, "b"], rotary: Rotary | None = None, rows: Rows | None = None
+    ) -> Chosen:
+        """Hidden rows at every position, or at `rows` of each sequence alone: then the last block computes no others.
+
+        A compiled network wants its `rotary` table from outside, or it computes cosines anew in every block.
+        """
+        length = (x if isinstance(x, Tensor) else x.ids).shape[1]
+        rotary = rotary or self.rotary(length)
+        h, c = self.stem(x, level, rotary)
+        return self.tip(h, c, rotary, rows)
+
+    def rotary(self, length: int) -> Rotary:
+        return rotary_table(length, self.shape.hidden // self.shape.heads, next(self.parameters()).device)
+
+    def stem(
+        self, x: Tokens | Mixture, level: Float[Tensor, "b"], rotary: Rotary
+    ) -> tuple[Hidden, Float[Tensor, "b c"] | None]:
+        """All blocks but the last, and the embedded noise level."""
         h = self.vocab_embed(x)
         if self.shape.absolute:
             if h.shape[1] > self.shape.absolute:
                 raise ValueError(f"this network knows {self.shape.absolute} positions; got a length of {h.shape[1]}")
             h = h + self.position_embed[: h.shape[1]]
         c = None if self.shape.causal else F.silu(self.sigma_map(level))
-        rotary = rotary_table(h.shape[1], self.shape.hidden // self.shape.heads, h.device)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             h = block(h, c, rotary)
-        return self.output_layer(h, c)
+        return h, c
+
+    def tip(self, h: Hidden, c: Float[Tensor, "b c"] | None, rotary: Rotary, rows: Rows | None = None) -> Chosen:
+        """The last block and norm."""
+        return self.output_layer(self.blocks[-1](h, c, rotary, rows=rows), c)
 
     def blank_past(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Room for the keys and values of a text, for each block."""
@@ -196,21 +251,28 @@ class DiT(nn.Module):
         h = self.vocab_embed(x)
         if self.shape.absolute:
             h = h + self.position_embed[positions]
-        cos, sin = rotary_table(past[0][0].shape[2], self.shape.hidden // self.shape.heads, h.device)
+        cos, sin = self.rotary(past[0][0].shape[2])
         rotary = cos[positions], sin[positions]
         for block, (keys, values) in zip(self.blocks, past, strict=True):
             h = block(h, None, rotary, (keys, values, positions))
         return self.output_layer(h, None)
 
 
-def rotary_table(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=16)
+def rotary_table(length: int, width: int, device: torch.device) -> Rotary:
     """cos and sin of position times frequency, for the two halves of a head."""
-    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, device=device) / width)
-    angles = torch.arange(length, device=device)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    with torch.inference_mode(False):
+        frequencies = 10_000.0 ** -(torch.arange(0, width, 2, device=device) / width)
+        angles = torch.arange(length, device=device)[:, None] * frequencies
+        return angles.cos(), angles.sin()
 
 
-def rotate(x: Float[Tensor, "b h l e"], rotary: tuple[Tensor, Tensor]) -> Float[Tensor, "b h l e"]:
+def take(x: Hidden, rows: Rows) -> Chosen:
+    """x at chosen positions of each sequence."""
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
+
+
+def rotate(x: Float[Tensor, "b h l e"], rotary: Rotary) -> Float[Tensor, "b h l e"]:
     cos, sin = (table.to(x.dtype) for table in rotary)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -1,11 +1,14 @@
 """CUDA graphs: work of fixed shapes is recorded once and replayed, without a launch from the host for each kernel."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser
+
+Stem = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -27,31 +30,47 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 def accelerate(denoiser: Denoiser) -> None:
     """Compile the blocks of a network that only samples from now on, and record it where there is a GPU.
 
-    For one shape of the batch at a time: another shape is compiled and recorded anew.
+    For one shape of the batch at a time: another shape is compiled and recorded anew. The head is padded to a multiple
+    of 128 tokens: matrix units are several times slower on odd sizes such as GPT-2's 50,257.
     """
-    for block in denoiser.backbone.blocks:
-        block.compile()
-    denoiser.backbone.forward = _by_shape(denoiser.backbone.forward)  # type: ignore[method-assign,assignment]
+    head = denoiser.backbone.output_layer.linear
+    padded = torch.nn.Linear(head.in_features, -(-head.out_features // 128) * 128, device=head.weight.device)
+    padded = padded.to(head.weight.dtype).requires_grad_(False)
+    padded.weight[: head.out_features], padded.bias[: head.out_features] = head.weight, head.bias
+    denoiser.backbone.output_layer.linear = padded
+    backbone = denoiser.backbone
+    if denoiser.process is None:
+        for block in backbone.blocks:
+            block.compile(dynamic=False)
+        return
+    stem, tip = backbone.stem, backbone.tip
+    recorded_stem, compiled_tip = _by_shape(stem), torch.compile(tip, dynamic=True)
+
+    def any_tip(h: Tensor, *rest: Any) -> Tensor:
+        return (tip if h.shape[1] == 1 else compiled_tip)(h, *rest)
+
+    backbone.stem, backbone.tip = recorded_stem, any_tip  # type: ignore[method-assign,assignment]
 
 
-def _by_shape(forward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of two tensors as graphs, one for each shape that it meets. The next call overwrites its result."""
-    known: dict[torch.Size, tuple[Tensor, Tensor, list[Tensor], Callable[[], None]]] = {}
+def _by_shape(stem: Stem) -> Stem:
+    """The first blocks, compiled, as graphs, one for each shape that they meet. The next call overwrites the result."""
+    known: dict[torch.Size, tuple[Tensor, Tensor, list[Any], Callable[[], None]]] = {}
+    compiled = torch.compile(stem, dynamic=False)
 
-    def call(x: Tensor, level: Tensor) -> Tensor:
+    def call(x: Tensor, level: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
         if x.shape not in known:
-            inputs, levels, found = x.clone(), level.clone(), [level]
+            tokens, levels = x.clone(), level.clone()
+            chosen = stem if x.shape[1] == 1 else compiled  # one masked position for all is too small to compile
+            found: list[Any] = [None]
 
             def work() -> None:
-                found[0] = forward(inputs, levels)
+                found[0] = chosen(tokens, levels, rotary)
 
-            with torch.compiler.set_stance("force_eager" if x.shape[1] == 1 else "default"):
-                known[x.shape] = inputs, levels, found, recorded(work, x.device)
-        inputs, levels, found, replay = known[x.shape]
-        inputs.copy_(x)
+            known[x.shape] = tokens, levels, found, recorded(work, x.device)
+        tokens, levels, found, replay = known[x.shape]
+        tokens.copy_(x)
         levels.copy_(level)
-        with torch.compiler.set_stance("force_eager" if x.shape[1] == 1 else "default"):
-            replay()
+        replay()
         return found[0]
 
     return call

@@ -73,6 +73,8 @@ class Process:
 
     def start(self, length: int, rng: Rng, device: torch.device | str = "cpu") -> Tokens:
         """x_1 ~ pi at every position."""
+        if self.name == "masked":
+            return torch.full((len(rng.rows), length), self.vocab, device=device)
         return self.prior_at(rng("prior").uniform(length, device))
 
     def prior_at(self, u: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

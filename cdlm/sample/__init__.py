@@ -7,7 +7,7 @@ from cdlm.sample.correct import Corrector
 from cdlm.sample.generate import Sampling, generate
 from cdlm.sample.grid import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
 from cdlm.sample.order import first_hitting, ordered
-from cdlm.sample.passes import Drawing, Posterior, Predictor, State, last
+from cdlm.sample.passes import Drawing, Posterior, Precision, Predictor, State, last
 from cdlm.sample.race import race
 from cdlm.sample.shape import Shape
 
@@ -16,6 +16,7 @@ __all__ = [
     "Corrector",
     "Drawing",
     "Posterior",
+    "Precision",
     "Predictor",
     "Sampling",
     "Shape",

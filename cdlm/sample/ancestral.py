@@ -15,8 +15,8 @@ from cdlm.process.process import Process
 from cdlm.rng import Rng
 from cdlm.sample.correct import Corrector
 from cdlm.sample.grid import Grid, Tail
-from cdlm.sample.order import reveal
-from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow
+from cdlm.sample.order import check_tail, ordered
+from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow, moving
 from cdlm.types import Tokens, wide
 
 _AT_ONCE = 2**22
@@ -38,88 +38,76 @@ def ancestral(
     `given` positions never change. Under masking, whatever is visible in x is given anyway; under another prior this
     clamps them. A `tail` is one more evaluation after the hops, and wants a grid that ends above 0.
     """
-    check_tail(process, grid, tail)
     masks = process.name == "masked"
     if masks and corrector is None:
-        level = rng("reveal").uniform(x.shape[1], x.device)
-        passes = reveal(process, x, level, grid, rng, tail)
-        return follow(predict, process, x, passes, drawing, len(passes))
-    moving = process.positions(x) if masks else torch.ones_like(x, dtype=torch.bool)
-    moving = moving if given is None else moving & ~given
+        return ordered(predict, process, x, grid, rng, "random", drawing, tail, given)
+    check_tail(process, grid, tail)
     full = torch.cat([grid, torch.zeros(1, dtype=grid.dtype)]) if tail == "sample" else grid
-    hops = (_masked if masks else _full)(process, moving, full, rng, corrector, tail == "argmax")
+    plan = _masked if masks else _full
+    hops = plan(process, moving(process, x, given), full, rng, corrector, tail == "argmax")
     return follow(predict, process, x, hops, drawing, len(grid) - 1 + (tail != "none"))
 
 
-def check_tail(process: Process, grid: Grid, tail: Tail) -> None:
-    """A tail takes the place of the last hop to 0."""
-    ends = float(grid[-1])
-    if tail != "none" and ends == 0:
-        raise ValueError("a tail is one more evaluation after the hops: end the grid above 0, at NEAR_ZERO")
-    if tail == "none" and ends > 0 and process.name == "masked":
-        raise ValueError(f"a grid that ends at {ends:g} leaves masks behind: end it at 0, or give a tail")
-
-
 def _masked(
-    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
+    process: Process, free: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
 ) -> Iterator[Pass]:
     """Under masking the pattern of masks is a Markov chain of its own: it is drawn first, re-masking included."""
-    is_mask = moving
-    for first, t, a_t, a_s, kappa in _stretches(process, moving, grid, corrector):
+    is_mask = free
+    for first, t, a_t, a_s, kappa in _stretches(process, free, grid, corrector):
         reveal = kappa * (a_s - a_t) / (1 - a_t) + (1 - kappa) * a_s
         remask = (1 - kappa) * (1 - a_s)
-        u = _noise(rng("leave"), first, t, moving)
+        u = _noise(rng("leave"), first, t, free)
         draw, clear = torch.zeros_like(u, dtype=torch.bool), torch.zeros_like(u, dtype=torch.bool)
         for k in range(len(t)):
             draw[k] = is_mask & (u[k] < reveal[k])
-            clear[k] = moving & ~is_mask & (u[k] < remask[k])
+            clear[k] = free & ~is_mask & (u[k] < remask[k])
             is_mask = (is_mask & ~draw[k]) | clear[k]
-        columns = _chosen(draw, _noise(rng("data"), first, t, moving))
+        columns = _chosen(draw, _noise(rng("data"), first, t, free))
         cleared = _chosen(clear)
         for k, (counts, index, token) in enumerate(columns):
             gone = cleared[k][1]
             noise = (gone, torch.full_like(gone, process.vocab)) if len(gone) else None
-            yield Pass(_times(t[k], moving), counts, index, token, noise=noise)
+            yield Pass(_times(t[k], free), counts, index, token, noise=noise)
     if greedy:
         yield _greedy(is_mask, grid)
 
 
 def _full(
-    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
+    process: Process, free: Bool[Tensor, "b l"], grid: Grid, rng: Rng, corrector: Corrector | None, greedy: bool
 ) -> Iterator[Pass]:
     """Under any other prior every position may leave its token, whatever it is; few do.
 
     Where a corrector acts (Psi), a position goes to s = 0 and is noised again: with a_s it takes the clean token, else
     it turns into noise and asks nobody.
     """
-    for first, t, a_t, a_s, kappa in _stretches(process, moving, grid, corrector):
-        corrected = _noise(rng("corrected"), first, t, moving) >= kappa.clamp(0, 1)
+    for first, t, a_t, a_s, kappa in _stretches(process, free, grid, corrector):
+        corrected = _noise(rng("corrected"), first, t, free) >= kappa.clamp(0, 1)
         to = torch.where(corrected, torch.ones_like(a_s), a_s)
-        noised = moving & corrected & (_noise(rng("noised"), first, t, moving) >= a_s)
+        noised = free & corrected & (_noise(rng("noised"), first, t, free) >= a_s)
         most = (1 - a_t / to) / (1 - a_t)
-        u = _noise(rng("leave"), first, t, moving)
-        prior = process.prior_at(_noise(rng("prior"), first, t, moving))
-        route = torch.where(_noise(rng("route"), first, t, moving) < to, -1, prior)
-        data = _noise(rng("data"), first, t, moving)
-        columns = _chosen(moving & ~noised & (u < most), data, u / most, route)
+        u = _noise(rng("leave"), first, t, free)
+        prior = process.prior_at(_noise(rng("prior"), first, t, free))
+        route = torch.where(_noise(rng("route"), first, t, free) < to, -1, prior)
+        data = _noise(rng("data"), first, t, free)
+        columns = _chosen(free & ~noised & (u < most), data, u / most, route)
         noise = _chosen(noised, prior)
         for k, (counts, index, *noises) in enumerate(columns):
-            yield Pass(_times(t[k], moving), counts, index, *noises, noise=noise[k][1:] if len(noise[k][1]) else None)
+            yield Pass(_times(t[k], free), counts, index, *noises, noise=noise[k][1:] if len(noise[k][1]) else None)
     if greedy:
-        yield _greedy(moving, grid)
+        yield _greedy(free, grid)
 
 
 def _stretches(
-    process: Process, moving: Bool[Tensor, "b l"], grid: Grid, corrector: Corrector | None
+    process: Process, free: Bool[Tensor, "b l"], grid: Grid, corrector: Corrector | None
 ) -> Iterator[tuple[int, list[float], *tuple[Float[Tensor, "k 1 1"], ...]]]:
     """Hops a few at a time, as many as fit in memory: the first's number, times, alphas, and the corrector's kappa."""
     alpha, times = process.noise.alpha(grid), grid.tolist()
-    size = max(1, _AT_ONCE // moving.numel())
+    size = max(1, _AT_ONCE // free.numel())
     for first in range(0, len(grid) - 1, size):
         end = min(first + size, len(grid) - 1)
         a_t, a_s = alpha[first:end], alpha[first + 1 : end + 1]
         kappa = torch.ones_like(a_t) if corrector is None else corrector.kappa(a_t, a_s)
-        columns = (column.to(wide(moving.device)).to(moving.device)[:, None, None] for column in (a_t, a_s, kappa))
+        columns = (column.to(wide(free.device)).to(free.device)[:, None, None] for column in (a_t, a_s, kappa))
         yield first, times[first:end], *columns
 
 

@@ -6,8 +6,8 @@ import torch
 
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import recorded
-from cdlm.rng import Rng, categorical
-from cdlm.sample.passes import DTYPES, Drawing, State
+from cdlm.rng import Rng
+from cdlm.sample.passes import Drawing, State
 from cdlm.sample.race import raced
 from cdlm.types import Tokens
 
@@ -35,7 +35,7 @@ def autoregressive(
         if naive:
             token = raced(law.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
         else:
-            token = categorical(law, u.index_select(1, position + 1)[:, 0], DTYPES[drawing.precision])
+            token = drawing.draw(law, u.index_select(1, position + 1)[:, 0])
         text.index_copy_(1, position + 1, token[:, None])
         position.add_(1)
 

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Process
-from cdlm.rng import Rng, categorical
+from cdlm.rng import Rng
 from cdlm.sample.grid import Grid
-from cdlm.sample.passes import DTYPES, Drawing, Head, Predictor, State, chunks, split
+from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, moving, split
 from cdlm.types import Index, LogLaw, Tokens, wide
 
 Confidence = Literal["probability", "margin", "entropy-bound"]
@@ -32,24 +33,28 @@ def confident(
     by: Confidence = "probability",
     drawing: Drawing | None = None,
     bound: float = 0.0,
+    given: Bool[Tensor, "b l"] | None = None,
 ) -> Iterator[State]:
     """Draw a token at every mask, keep the most certain ones, ask again for the rest.
 
     Each hop keeps the share of masks that the grid says. With `entropy-bound` it keeps more as long as the entropies of
     all that it keeps but the largest add up to at most `bound` nats, a limit on how much drawing them independently can
-    cost: the number of evaluations then follows from the text, and is at most the number of hops.
+    cost: the number of evaluations then follows from the text, and is at most the number of hops. Certainty is that of
+    the prediction itself, before temperature, top-k or top-p; what is equally certain goes in random order.
     """
     drawing = drawing or Drawing()
     trunk, logits = split(predict, process)
     l, hops = x.shape[1], len(grid) - 1
     masks = 1 - process.noise.alpha(grid)
-    start = process.positions(x).sum(-1)
+    start = moving(process, x, given).sum(-1)
+    blank = isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
     evaluations = [0] * len(x)
     yield State(x, 0, hops, evaluations)
     for hop in range(hops):
-        is_mask = process.positions(x)
+        is_mask = moving(process, x, given)
         left = is_mask.sum(-1)
-        keep = (left - (start * float(masks[hop + 1] / masks[0])).floor().long()).clamp(min=0)
+        share = float(masks[hop + 1] / masks[0])
+        keep = (left - (start.to(wide(x.device)) * share + 1e-9).floor().long()).clamp(min=0)
         busy = (left > 0) if by == "entropy-bound" else (keep > 0)
         running = busy.nonzero()[:, 0]
         if len(running):
@@ -57,16 +62,18 @@ def confident(
             index = (is_mask & busy[:, None]).flatten().nonzero()[:, 0]
             place = (busy.cumsum(0) - 1)[index // l] * l + index % l
             t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
-            rows = trunk(x[running], t).flatten(0, 1)[place]
+            hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
             u = rng("hop", hop).uniform(l, x.device).flatten()[index]
-            token, certainty = _drawn(logits, rows, u, drawing, by, x.device)
+            token, certainty = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, x.device)
             table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
             table.view(-1)[index] = certainty
-            chosen = _most(table, keep, bound if by == "entropy-bound" else None) & is_mask
+            tie = rng("tie", hop).uniform(l, x.device)
+            chosen = _most(table, tie, keep, bound if by == "entropy-bound" else None) & is_mask
+            blank = False
             drawn = x.flatten().scatter(0, index, token).view_as(x)
             x = torch.where(chosen, drawn, x)
         yield State(x, hop + 1, hops, evaluations)
-        if not bool(process.positions(x).any()):
+        if not bool(moving(process, x, given).any()):
             return
 
 
@@ -77,8 +84,8 @@ def _drawn(
     token = torch.empty(len(rows), dtype=torch.long, device=device)
     certainty = torch.empty(len(rows), dtype=wide(device), device=device)
     for at in chunks(len(rows)):
-        law = drawing.shape(logits(rows[at])).to(device)
-        token[at] = categorical(law, u[at], DTYPES[drawing.precision])
+        law = logits(rows[at]).to(device)
+        token[at] = drawing.draw(drawing.shape(law), u[at])
         certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
     return token, certainty
 
@@ -92,9 +99,12 @@ def _certainty(law: LogLaw, token: Index, by: Confidence) -> Float[Tensor, "n"]:
     return torch.special.xlogy(law.exp(), law.exp()).sum(-1)  # minus the entropy
 
 
-def _most(certainty: Float[Tensor, "b l"], keep: Int[Tensor, "b"], bound: float | None) -> Bool[Tensor, "b l"]:
+def _most(
+    certainty: Float[Tensor, "b l"], tie: Float[Tensor, "b l"], keep: Int[Tensor, "b"], bound: float | None
+) -> Bool[Tensor, "b l"]:
     """The `keep` most certain positions of each sequence, and those that the entropy bound adds."""
-    value, place = certainty.sort(descending=True, stable=True)
+    place = ((certainty * 1e6).round() + tie).argsort(-1, descending=True)
+    value = certainty.gather(-1, place)
     rank = torch.arange(certainty.shape[1], device=certainty.device)
     first = rank < keep[:, None]
     if bound is not None:

@@ -83,6 +83,7 @@ class Sampling:
             self._alone("--corrector", self.order != "random" or self.precision == "naive-fp32")
         if self.corrector == "loop" and self.grid != "uniform":
             raise ValueError("--corrector loop brings its own grid; leave out --grid")
+        self.spaced()
         if self.order == "first-hitting" and (self.steps, self.grid, self.tail) != (None, "uniform", "none"):
             raise ValueError("--order first-hitting reveals one token a step: leave out --steps, --grid and --tail")
         if self.order in get_args(Confidence) and self.tail != "none":
@@ -149,13 +150,13 @@ def generate(
     posterior: Posterior = "plug-in",
     start: float = 1.0,
     given: Bool[Tensor, "b l"] | None = None,
-    whole: bool = False,
+    compiled: bool = False,
     without: tuple[int, ...] = (),
 ) -> Iterator[State]:
     """Denoise x from time `start` on; yields the start, and the state after each evaluation.
 
-    `given` positions keep their tokens (under masking, visible ones do anyway). `whole` runs the whole batch in every
-    pass, for networks compiled for one shape. Tokens of `without` are never drawn.
+    `given` positions keep their tokens (under masking, visible ones do anyway). `compiled` is for
+    networks that `accelerate` has compiled. Tokens of `without` are never drawn.
     """
     sampling.check(process)
     posterior = posterior if sampling.posterior == "auto" else sampling.posterior
@@ -173,16 +174,16 @@ def generate(
             sampling.tail,
             given,
         )
-    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, whole)
+    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, compiled)
     if sampling.order == "first-hitting":
-        return first_hitting(predict, process, x, rng, start, drawing)
+        return first_hitting(predict, process, x, rng, start, drawing, given)
     grid = sampling.spaced(start)
     order = sampling.order
     if order == "probability" or order == "margin" or order == "entropy-bound":
         bound = 0.5 if sampling.bound is None else sampling.bound
-        return confident(predict, process, x, grid, rng, order, drawing, bound)
+        return confident(predict, process, x, grid, rng, order, drawing, bound, given)
     if order != "random":
-        return ordered(predict, process, x, grid, rng, order, drawing, sampling.tail)
+        return ordered(predict, process, x, grid, rng, order, drawing, sampling.tail, given)
     corrector = None
     if sampling.corrector != "none":
         corrector = Corrector(sampling.corrector, 0.05 if sampling.eta is None else sampling.eta)

@@ -42,7 +42,7 @@ def loop_grid(steps: int, start: float = 1.0, end: float = 0.0, level: float = 0
 
 def custom_grid(times: Sequence[float], start: float = 1.0, end: float = 0.0) -> Grid:
     """Times of your own, from 1 down to 0, each smaller than the one before; stretched between start and end."""
-    if len(times) < 2 or times[0] != 1 or times[-1] != 0 or any(t <= s for t, s in itertools.pairwise(times)):
+    if len(times) < 2 or times[0] != 1 or times[-1] != 0 or any(not t > s for t, s in itertools.pairwise(times)):
         raise ValueError(f"a grid of your own falls from 1 to 0, such as 1,0.6,0.3,0; got {','.join(map(str, times))}")
     return _between(start, end, torch.tensor(times, dtype=torch.float64))
 

@@ -7,6 +7,7 @@ text; and hops at the levels themselves are first-hitting sampling, one token at
 steps.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from cdlm.process.process import Process
 from cdlm.rng import Rng
 from cdlm.sample.grid import Grid, Tail
-from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow
+from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow, moving
 from cdlm.types import Tokens, wide
 
 Order = Literal["random", "dilated", "bit-reversed"]
@@ -35,9 +36,13 @@ def ordered(
     order: Order = "dilated",
     drawing: Drawing | None = None,
     tail: Tail = "none",
+    given: Bool[Tensor, "b l"] | None = None,
 ) -> Iterator[State]:
     """Reveal the masks of x along the grid, in an order of choice."""
-    passes = reveal(process, x, levels(order, process.positions(x), len(grid) - 1, rng), grid, rng, tail)
+    check_tail(process, grid, tail)
+    is_mask = moving(process, x, given).cpu()
+    level = levels(order, is_mask, len(grid) - 1, rng)
+    passes = reveal(process, is_mask, level, grid, rng, tail, x.device)
     return follow(predict, process, x, passes, drawing, len(passes))
 
 
@@ -48,15 +53,16 @@ def first_hitting(
     rng: Rng,
     start: float = 1.0,
     drawing: Drawing | None = None,
+    given: Bool[Tensor, "b l"] | None = None,
 ) -> Iterator[State]:
     """One token at each evaluation, in random order and at its exact time: ancestral sampling with a perfect grid."""
-    is_mask = process.positions(x)
-    level = rng("reveal").uniform(x.shape[1], x.device).masked_fill(~is_mask, -1.0)
+    is_mask = moving(process, x, given).cpu()
+    level = rng("reveal").uniform(x.shape[1]).masked_fill(~is_mask, -1.0)
     hop = level.argsort(-1, descending=True).argsort(-1)
     noise = process.noise
     alpha = float(noise.alpha(torch.tensor(start, dtype=torch.float64)))
     t = noise.inverse(1 - level.clamp(min=0) * (1 - alpha))
-    passes = _compressed(hop, t, is_mask, rng)
+    passes = _compressed(hop, t, is_mask, rng, x.device)
     return follow(predict, process, x, passes, drawing, len(passes))
 
 
@@ -66,58 +72,81 @@ def levels(order: Order, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> 
     dilated: the positions of a hop are exactly `steps` apart, hops in random order. bit-reversed: coarse to fine, each
     hop halfway between what is there already. Both count masked positions only, so that a blank is spread over itself.
     """
-    length, device = is_mask.shape[1], is_mask.device
     if order == "random":
-        return rng("reveal").uniform(length, device)
-    place = is_mask.cumsum(-1) - 1 + rng("offset").integers(1, 2**20, device)
+        return rng("reveal").uniform(is_mask.shape[1])
+    place = is_mask.cumsum(-1) - 1 + rng("offset").integers(1, 2**20)
     if order == "bit-reversed":
         return _bit_reversed(place)
-    turn = rng("reveal").uniform(steps, device).argsort(-1).argsort(-1)
+    turn = rng("reveal").uniform(steps).argsort(-1).argsort(-1)
     within = _bit_reversed(place // steps) * (1 - 2e-6) + 1e-6
     return (turn.gather(-1, place % steps) + within) / steps
 
 
-def reveal(process: Process, x: Tokens, level: Level, grid: Grid, rng: Rng, tail: Tail = "none") -> list[Pass]:
-    """The passes that reveal the masks of x at their levels; what the grid leaves over falls to the tail.
+def check_tail(process: Process, grid: Grid, tail: Tail) -> None:
+    """A tail takes the place of the last hop to 0."""
+    ends = float(grid[-1])
+    if tail != "none" and ends == 0:
+        raise ValueError("a tail is one more evaluation after the hops: end the grid above 0, at NEAR_ZERO")
+    if tail == "none" and ends > 0 and process.name == "masked":
+        raise ValueError(f"a grid that ends at {ends:g} leaves masks behind: end it at 0, or give a tail")
+
+
+def reveal(
+    process: Process,
+    is_mask: Bool[Tensor, "b l"],
+    level: Level,
+    grid: Grid,
+    rng: Rng,
+    tail: Tail = "none",
+    device: torch.device | str = "cpu",
+) -> list[Pass]:
+    """The passes that reveal masks at their levels; what the grid leaves over falls to the tail.
 
     Hops in which a sequence reveals nothing are left out, for each sequence by itself: its next hop moves up.
     """
     masks = 1 - process.noise.alpha(grid)
-    share = (masks[1:] / masks[0]).to(level.dtype).to(x.device)
-    grid, hops = grid.to(level.dtype).to(x.device), len(grid) - 1
+    share, hops = masks[1:] / masks[0], len(grid) - 1
     hop = hops - torch.searchsorted(share.flip(0).contiguous(), level, right=True)
-    is_mask = process.positions(x)
     now = is_mask if tail == "sample" else is_mask & (hop < hops)
-    passes = _compressed(hop, grid[hop], now, rng)
+    passes = _compressed(hop, grid[hop], now, rng, device)
     over = is_mask & (hop == hops)
     if tail == "argmax" and bool(over.any()):
-        counts = over.sum(-1).tolist()
-        index = over.flatten().nonzero()[:, 0]
-        passes.append(Pass(grid[-1].expand(len(x)), counts, index, None))
+        greedy = _compressed(torch.zeros_like(hop), grid[hop], over, rng, device)
+        passes += [dataclasses.replace(one, u=None) for one in greedy]
     return passes
 
 
-def _compressed(hop: Int[Tensor, "b l"], t: Float[Tensor, "b l"], where: Bool[Tensor, "b l"], rng: Rng) -> list[Pass]:
-    """Passes in which every sequence goes through its own non-empty hops, one after the other."""
+def _compressed(
+    hop: Int[Tensor, "b l"],
+    t: Float[Tensor, "b l"],
+    where: Bool[Tensor, "b l"],
+    rng: Rng,
+    device: torch.device | str,
+) -> list[Pass]:
+    """Passes in which every sequence goes through its own non-empty hops, one after the other.
+
+    Drawn up on the host, in one piece: the device then never waits to learn how many positions come next.
+    """
     b, l = hop.shape
-    busy = torch.zeros(b, int(hop.max()) + 1, dtype=torch.bool, device=hop.device)
+    busy = torch.zeros(b, int(hop.max()) + 1, dtype=torch.bool)
     flat = where.flatten().nonzero()[:, 0]
     busy[flat // l, hop.flatten()[flat]] = True
     number = (busy.cumsum(-1) - 1).gather(-1, hop).flatten()[flat]
     total = int(busy.sum(-1).max())
     counts = torch.bincount(number * b + flat // l, minlength=total * b).view(total, b).tolist()
-    times = torch.ones(total, b, dtype=t.dtype, device=hop.device)
+    times = torch.ones(total, b, dtype=t.dtype)
     times[number, flat // l] = t.flatten()[flat]
     index = flat[number.argsort(stable=True)]
-    u = rng("data").uniform(l, hop.device).flatten()[index]
+    u = rng("data").uniform(l).flatten()[index]
     sizes = [sum(row) for row in counts]
-    split = zip(times, counts, index.split(sizes), u.split(sizes), strict=True)
+    times, u = (column.to(wide(device)).to(device) for column in (times, u))
+    split = zip(times, counts, index.to(device).split(sizes), u.split(sizes), strict=True)
     return [Pass(*columns) for columns in split]
 
 
 def _bit_reversed(place: Int[Tensor, "b l"]) -> Level:
     """The radical inverse in base 2: the binary digits of a number, mirrored behind the point."""
-    value = torch.zeros(place.shape, dtype=wide(place.device), device=place.device)
+    value = torch.zeros(place.shape, dtype=torch.float64)
     for bit in range(_BITS):
         value += (place >> bit & 1) * 2.0 ** -(bit + 1)
     return value

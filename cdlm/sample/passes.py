@@ -16,14 +16,16 @@ the mixture of exact bridges has the same form with [x_0 = z] for p.
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser
+from cdlm.model.dit import take
 from cdlm.process.process import Process
 from cdlm.rng import categorical
 from cdlm.sample.shape import Shape
@@ -32,7 +34,7 @@ from cdlm.types import Index, LogLaw, Time, Tokens, wide
 Predictor = Callable[[Tokens, float], LogLaw]
 """Anything that maps (x_t, t) to a law for each position: a Denoiser, or an exact posterior."""
 
-Trunk = Callable[[Tokens, Time], Tensor]
+Trunk = Callable[..., Tensor]
 Head = Callable[[Tensor], LogLaw]
 
 Posterior = Literal["plug-in", "mixture"]
@@ -43,7 +45,7 @@ Precision = Literal["fp64", "fp32"]
 double in either, and single precision moves a probability by about one part in ten million."""
 
 _CHUNK = 4096
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+_DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Pass:
     """Decides whether a position leaves its token, where that asks the network; None if it leaves for certain."""
     prior: Index | None = None
     """The token of a position that leaves towards the prior, -1 where it leaves towards the data; None if all do."""
-    noise: tuple[Index, Index] | None = None
+    noise: tuple[Int[Tensor, "m"], Int[Tensor, "m"]] | None = None
     """Positions that turn into noise without asking the network, and their tokens."""
 
 
@@ -86,8 +88,17 @@ class Drawing:
     shape: Shape = dataclasses.field(default_factory=Shape)
     posterior: Posterior = "plug-in"
     precision: Precision = "fp64"
-    whole: bool = False
-    """Run the whole batch in every pass, so that a compiled network sees one shape."""
+    compiled: bool = False
+    """Draw with a compiled kernel, and run the whole batch in every pass, so that a compiled network sees one shape."""
+
+    def draw(self, law: LogLaw, u: Float[Tensor, "n"]) -> Index:
+        draw = _compiled_categorical() if self.compiled else categorical
+        return draw(law, u, _DTYPES[self.precision])
+
+
+@functools.cache
+def _compiled_categorical() -> Callable[..., Index]:
+    return torch.compile(categorical, dynamic=True)
 
 
 @torch.no_grad()
@@ -101,13 +112,14 @@ def follow(
 ) -> Iterator[State]:
     """Carry out the passes; yields the start, and the state after each."""
     drawing = drawing or Drawing()
+    trunk, logits = split(predict, process)
     evaluations = [0] * len(x)
-    blank = bool((x == process.vocab).all())
+    blank = isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
     yield State(x, 0, steps, evaluations)
     for number, one in enumerate(passes):
         if len(one.index):
             evaluations = [done + (count > 0) for done, count in zip(evaluations, one.counts, strict=True)]
-            rows, logits = _rows(predict, process, x, one, drawing.whole, blank)
+            rows = _rows(trunk, x, one, drawing.compiled, blank)
             old = x.flatten()[one.index]
             new = _answer(logits, rows, process, old, x.shape[1], one, drawing)
             x = x.flatten().scatter(0, one.index, new).view_as(x)
@@ -125,15 +137,23 @@ def last(states: Iterable[State]) -> State:
 def split(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
     """A predictor as trunk and head: the head runs where a token is drawn. An exact posterior is all trunk."""
     if isinstance(predict, Denoiser):
-        return (lambda x, t: predict.features(x, process.noise.alpha(t))), predict.logits
+        return (lambda x, t, rows=None: predict.features(x, process.noise.alpha(t), rows)), predict.logits
 
-    def law(x: Tokens, t: Time) -> Tensor:
-        times = t.unique().tolist()
-        if len(times) == 1:
-            return predict(x, times[0])
-        return torch.cat([predict(row[None], time) for row, time in zip(x, t.tolist(), strict=True)])
+    def law(x: Tokens, t: Time, rows: Int[Tensor, "b r"] | None = None) -> Tensor:
+        order, parts = [], []
+        for time in t.unique().tolist():
+            order.append((t == time).nonzero()[:, 0])
+            parts.append(predict(x[order[-1]], time))
+        found = torch.cat(parts)[torch.cat(order).argsort()]
+        return found if rows is None else take(found, rows)
 
     return law, lambda rows: rows
+
+
+def moving(process: Process, x: Tokens, given: Bool[Tensor, "b l"] | None) -> Bool[Tensor, "b l"]:
+    """Where a sampler may write: under masking the masks, else everywhere; but not at given positions."""
+    free = process.positions(x) if process.name == "masked" else torch.ones_like(x, dtype=torch.bool)
+    return free if given is None else free & ~given
 
 
 def chunks(rows: int) -> Iterator[slice]:
@@ -141,20 +161,23 @@ def chunks(rows: int) -> Iterator[slice]:
     return (slice(first, first + _CHUNK) for first in range(0, rows, _CHUNK))
 
 
-def _rows(predict: Predictor, process: Process, x: Tokens, one: Pass, whole: bool, blank: bool) -> tuple[Tensor, Head]:
-    """What the trunk says at the positions of a pass, and the head."""
-    trunk, logits = split(predict, process)
-    l = x.shape[1]
-    if blank and isinstance(predict, Denoiser) and predict.blind:
-        # Rotary attention mixes equal values into the same value: one masked position speaks for all of them.
-        return trunk(x[:, :1], one.t)[:, 0][one.index // l], logits
-    running = [sequence for sequence, count in enumerate(one.counts) if count]
-    if whole or len(running) == len(x):
-        return trunk(x, one.t).flatten(0, 1)[one.index], logits
-    chosen = torch.tensor(running, device=x.device)
-    counts = torch.tensor([one.counts[sequence] for sequence in running], device=x.device)
-    place = torch.arange(len(running), device=x.device).repeat_interleave(counts, output_size=len(one.index))
-    return trunk(x[chosen], one.t[chosen]).flatten(0, 1)[place * l + one.index % l], logits
+def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Float[Tensor, "n d"]:
+    """What the trunk says at the positions of a pass."""
+    length, sequence, place = x.shape[1], one.index // x.shape[1], one.index % x.shape[1]
+    if blank:  # rotary attention mixes equal values into the same value: one masked position speaks for all
+        return trunk(x[:, :1], one.t)[sequence, 0]
+    t, counts = one.t, one.counts
+    if 0 in counts and not compiled:
+        running = torch.tensor([number for number, count in enumerate(counts) if count], device=x.device)
+        x, t = x[running], t[running]
+        sequence = torch.searchsorted(running, sequence)
+    most = -(-max(counts) // 8) * 8
+    if 2 * most > length:
+        return trunk(x, t)[sequence, place]
+    first = torch.searchsorted(sequence, torch.arange(len(x), device=x.device))
+    rank = torch.arange(len(sequence), device=x.device) - first[sequence]
+    rows = place.new_zeros(len(x), most).index_put((sequence, rank), place)
+    return trunk(x, t, rows)[sequence, rank]
 
 
 def _answer(
@@ -165,9 +188,9 @@ def _answer(
     for at in chunks(len(old)):
         law = drawing.shape(logits(rows[at])).to(old.device)
         if one.u is None:
-            token[at] = law.argmax(-1)
+            token[at] = torch.where(process.positions(old[at]), law.argmax(-1), old[at])
             continue
-        token[at] = categorical(law, one.u[at], DTYPES[drawing.precision])
+        token[at] = drawing.draw(law, one.u[at])
         if one.leave is not None:
             stay[at] = _probability(law, old[at], token[at], process.vocab, drawing.posterior)
     if one.leave is None:

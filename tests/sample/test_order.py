@@ -33,9 +33,7 @@ def planned(net: Table, plan: Plan, x: Tensor) -> Tensor:
             for tokens in itertools.product(range(V), repeat=len(places)):
                 y = every[state].clone()
                 y[places] = torch.tensor(tokens)
-                chance = math.prod(
-                    float(prediction[place, token]) for place, token in zip(places, tokens, strict=True)
-                )
+                chance = math.prod(float(prediction[place, token]) for place, token in zip(places, tokens, strict=True))
                 after[index(y, V + 1)] += law[state] * chance
         law = after
     return law
@@ -110,9 +108,9 @@ def test_first_hitting_asks_at_falling_times() -> None:
     seen: list[Tensor] = []
 
     class Watched(Table):
-        def features(self, x: Tensor, alpha: Tensor) -> Tensor:
+        def features(self, x: Tensor, alpha: Tensor, rows: Tensor | None = None) -> Tensor:
             seen.append((1 - alpha) / (1 - 1e-3))
-            return super().features(x, alpha)
+            return super().features(x, alpha, rows)
 
     process, n = masked(V), 20_000
     text(first_hitting(Watched(process, L3), process, blank(n, L3), seeded(0, batch=n)))
@@ -165,16 +163,19 @@ def test_bit_reversed_hops_of_a_power_of_two_are_evenly_spaced(steps: int) -> No
             assert bool((places[1:] - places[:-1] == steps // done).all())
 
 
-@pytest.mark.parametrize("steps", [3, 5, 6, 11, 13, 31])
-def test_bit_reversed_hops_of_any_number_are_far_apart(steps: int) -> None:
-    """Of any 2^k <= steps neighbours at most two fall in one hop, and from 5 hops on never two next to each other."""
-    near = 2 ** (steps.bit_length() - 1)
+@pytest.mark.parametrize(("steps", "gap"), [(5, 2), (6, 2), (9, 3), (11, 3), (13, 3), (31, 3)])
+def test_bit_reversed_hops_of_any_number_keep_a_distance(steps: int, gap: int) -> None:
+    """Of any 2^k <= steps neighbours at most two share a hop, and these are at least `gap` apart.
+
+    The gap is the least d for which mirrored digits of i and i + d can be closer than one hop, by listing.
+    """
+    mirrored = torch.tensor([int(f"{i:012b}"[::-1], 2) / 2**12 for i in range(2**12)])
+    near = [d for d in range(1, steps) if float((mirrored[d:] - mirrored[:-d]).abs().min()) < 1 / steps]
+    assert near[0] == gap
     for row in spread("bit-reversed", 200, steps):
-        windows = row.unfold(0, near, 1)
-        most = torch.nn.functional.one_hot(windows, steps).sum(1).max()
-        assert int(most) <= 2
-        if steps >= 5:
-            assert bool((row[1:] != row[:-1]).all())
+        windows = row.unfold(0, 2 ** (steps.bit_length() - 1), 1)
+        assert int(torch.nn.functional.one_hot(windows, steps).sum(1).max()) <= 2
+        assert all(bool((row[d:] != row[:-d]).all()) for d in range(1, gap))
 
 
 def test_a_random_order_does_not_keep_its_distance() -> None:
@@ -210,7 +211,7 @@ def test_levels_lie_in_the_unit_interval_and_differ() -> None:
 
 @pytest.mark.parametrize("tail", ["none", "sample", "argmax"])
 def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(tail: Tail) -> None:
-    """Levels of 0.9, 0.2 and 0.75 on a grid down to 0.4 (or 0): two at t = 1, the last one later, or left to the tail."""
+    """Levels of 0.9, 0.2 and 0.75 on a grid down to 0.4 (or 0): two at t = 1, one later or left to the tail."""
     process, n, end = masked(V), 40_000, 0.0 if tail == "none" else 0.4
     net, start = Table(process, L3), torch.full((L3,), MASK)
     grid, level = uniform_grid(2, end=end), torch.tensor([0.9, 0.2, 0.75], dtype=torch.float64).repeat(n, 1)

@@ -47,10 +47,11 @@ class Table(Denoiser):
         self.base = 1.2 * torch.randn(size, generator=generator, dtype=torch.float64)
         self.slope = 1.5 * timed * torch.randn(size, generator=generator, dtype=torch.float64)
 
-    def features(self, x: Tensor, alpha: Tensor) -> Tensor:
+    def features(self, x: Tensor, alpha: Tensor, rows: Tensor | None = None) -> Tensor:
         self.rows += len(x)
         at = index(x, self.process.states)
-        return self.base[at] + alpha[:, None, None] * self.slope[at]
+        found = self.base[at] + alpha[:, None, None] * self.slope[at]
+        return found if rows is None else found[torch.arange(len(x))[:, None], rows]
 
     def logits(self, rows: Tensor) -> Tensor:
         return rows
@@ -66,12 +67,12 @@ class Table(Denoiser):
 
 
 def tiny(process: Process | None, vocab: int = 7, seed: int = 0, **shape: int) -> Denoiser:
-    """A network in double precision whose weights are random, none of them zero."""
+    """A network in double precision whose weights are random and large, so that it listens to what it sees."""
     sizes = {"hidden": 16, "blocks": 2, "heads": 2, "cond": 8, "dropout": 0.0, "causal": process is None}
     net = Denoiser(Architecture(**{**sizes, **shape}), process, vocab if process is None else None).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():
-        nn.init.normal_(parameter, 0, 0.3, generator=generator)
+        nn.init.normal_(parameter, 0, 0.7, generator=generator)
     return net
 
 
@@ -130,8 +131,8 @@ def greedy(process: Process, law: Callable[[Tensor, float], Tensor]) -> Kernel:
 
 def clamped(kernel: Kernel, given: Tensor) -> Kernel:
     """The same kernel, but `given` positions ([l]) keep their token."""
-    return lambda x, t, s: (
-        torch.where(given[:, None], torch.eye(kernel(x, t, s).shape[-1], dtype=torch.float64)[x], kernel(x, t, s))
+    return lambda x, t, s: torch.where(
+        given[:, None], torch.eye(kernel(x, t, s).shape[-1], dtype=torch.float64)[x], kernel(x, t, s)
     )
 
 
