@@ -1,4 +1,5 @@
-"""CUDA graphs: work of fixed shapes is recorded once and replayed, without a launch from the host for each kernel."""
+"""Speed for networks that only sample from now on: compiled blocks, and CUDA graphs, which replay work of fixed shapes
+without a launch from the host for each kernel."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +9,10 @@ from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser
 
-Stem = Callable[..., tuple[Tensor, Tensor | None]]
+Forward = Callable[..., Tensor]
 
 
-def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def recorded(work: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
     """The same work, which reads and writes fixed tensors; on a CUDA device as a graph. Runs it three times first."""
     if device.type != "cuda":
         return work
@@ -22,54 +23,56 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
 
 
 def accelerate(denoiser: Denoiser) -> None:
-    """Compile the blocks of a network that only samples from now on, and record it where there is a GPU.
+    """Compile a network, and record it where there is a GPU. Another shape of the batch is compiled and recorded anew.
 
-    For one shape of the batch at a time: another shape is compiled and recorded anew. The head is padded to a multiple
-    of 128 tokens: matrix units are several times slower on odd sizes such as GPT-2's 50,257.
+    The head is padded to a multiple of 128 tokens: matrix units are several times slower on odd sizes such as GPT-2's
+    50,257.
     """
-    head = denoiser.backbone.output_layer.linear
+    head, backbone = denoiser.backbone.output_layer.linear, denoiser.backbone
     padded = torch.nn.Linear(head.in_features, -(-head.out_features // 128) * 128, device=head.weight.device)
     padded = padded.to(head.weight.dtype).requires_grad_(False)
     padded.weight[: head.out_features], padded.bias[: head.out_features] = head.weight, head.bias
-    denoiser.backbone.output_layer.linear = padded
-    backbone = denoiser.backbone
+    backbone.output_layer.linear = padded
     if denoiser.process is None:
         for block in backbone.blocks:
             block.compile(dynamic=False)
         return
-    stem, tip = backbone.stem, backbone.tip
-    recorded_stem, compiled_tip = _by_shape(stem), torch.compile(tip, dynamic=True)
+    plain = backbone.forward
+    stem, tip = torch.compile(backbone.stem, dynamic=False), torch.compile(backbone.tip, dynamic=True)
 
-    def any_tip(h: Tensor, *rest: Any) -> Tensor:
-        return (tip if h.shape[1] == 1 else compiled_tip)(h, *rest)
+    def compiled(x: Tensor, level: Tensor, rotary: tuple[Tensor, Tensor], rows: Tensor | None) -> Tensor:
+        if x.shape[1] == 1:  # the one masked position that speaks for all is too small to compile
+            return plain(x, level, rotary, rows)
+        h, c = stem(x, level, rotary)
+        return tip(h, c, rotary, rows)
 
-    backbone.stem, backbone.tip = recorded_stem, any_tip  # type: ignore[method-assign,assignment]
+    backbone.forward = _by_shape(compiled)  # type: ignore[method-assign]
 
 
-def _by_shape(stem: Stem) -> Stem:
-    """The first blocks, compiled, as graphs, one for each shape that they meet. The next call overwrites the result."""
-    known: dict[torch.Size, tuple[Tensor, Tensor, list[Any], Callable[[], None]]] = {}
-    compiled = torch.compile(stem, dynamic=False)
+def _by_shape(forward: Forward) -> Forward:
+    """A network as graphs, one for each shape of its batch and rows. The next call overwrites the result."""
+    known: dict[Any, tuple[list[Tensor], list[Tensor], Callable[[], None]]] = {}
+    pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
-    def call(x: Tensor, level: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
-        if x.shape not in known:
-            tokens, levels = x.clone(), level.clone()
-            chosen = stem if x.shape[1] == 1 else compiled  # one masked position for all is too small to compile
-            found: list[Any] = [None]
+    def call(x: Tensor, level: Tensor, rotary: tuple[Tensor, Tensor], rows: Tensor | None = None) -> Tensor:
+        inputs = [x, level] if rows is None else [x, level, rows]
+        key = tuple(tensor.shape for tensor in inputs)
+        if key not in known:
+            fixed, found = [tensor.clone() for tensor in inputs], [level]
 
             def work() -> None:
-                found[0] = chosen(tokens, levels, rotary)
+                found[0] = forward(fixed[0], fixed[1], rotary, fixed[2] if len(fixed) > 2 else None)
 
-            known[x.shape] = tokens, levels, found, recorded(work, x.device)
-        tokens, levels, found, replay = known[x.shape]
-        tokens.copy_(x)
-        levels.copy_(level)
+            known[key] = fixed, found, recorded(work, x.device, pool)
+        fixed, found, replay = known[key]
+        for own, tensor in zip(fixed, inputs, strict=True):
+            own.copy_(tensor)
         replay()
         return found[0]
 

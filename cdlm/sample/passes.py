@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -171,7 +172,7 @@ def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Fl
         running = torch.tensor([number for number, count in enumerate(counts) if count], device=x.device)
         x, t = x[running], t[running]
         sequence = torch.searchsorted(running, sequence)
-    most = -(-max(counts) // 8) * 8
+    most = max(8, 1 << (max(counts) - 1).bit_length())  # few different shapes
     if 2 * most > length:
         return trunk(x, t)[sequence, place]
     first = torch.searchsorted(sequence, torch.arange(len(x), device=x.device))
@@ -184,15 +185,19 @@ def _answer(
     logits: Head, rows: Tensor, process: Process, old: Index, length: int, one: Pass, drawing: Drawing
 ) -> Index:
     """The new token of each position of a pass."""
-    token, stay = torch.empty_like(old), torch.zeros(len(old), dtype=wide(old.device), device=old.device)
-    for at in chunks(len(old)):
+    n, ask = len(old), one.leave is not None
+    more = -n % 64 if drawing.compiled else 0  # few different shapes here too
+    rows, held = F.pad(rows, (0, 0, 0, more)), F.pad(old, (0, more))
+    u = None if one.u is None else F.pad(one.u, (0, more), value=0.5)
+    token, stay = torch.empty_like(held), torch.zeros(n + more, dtype=wide(old.device), device=old.device)
+    for at in chunks(n + more):
         law = drawing.shape(logits(rows[at])).to(old.device)
-        if one.u is None:
-            token[at] = torch.where(process.positions(old[at]), law.argmax(-1), old[at])
-            continue
-        token[at] = drawing.draw(law, one.u[at])
-        if one.leave is not None:
-            stay[at] = _probability(law, old[at], token[at], process.vocab, drawing.posterior)
+        token[at] = law.argmax(-1) if u is None else drawing.draw(law, u[at])
+        if ask:
+            stay[at] = _probability(law, held[at], token[at], process.vocab, drawing.posterior)
+    token, stay = token[:n], stay[:n]
+    if u is None:
+        return torch.where(process.positions(old), token, old)
     if one.leave is None:
         return token
     a_t = process.noise.alpha(one.t)[one.index // length]

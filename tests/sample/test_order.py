@@ -224,7 +224,7 @@ def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(tail: Tail)
         modes = every.clone()
         modes[:, 1] = net.law(every, 0.4)[:, 1].argmax(-1)
         law = torch.zeros_like(law).index_add_(0, index(modes, V + 1), law)
-    passes = reveal(process, blank(n, L3), level, grid, seeded(6, batch=n), tail)
+    passes = reveal(process, process.positions(blank(n, L3)), level, grid, seeded(6, batch=n), tail)
     assert agrees(text(follow(net, process, blank(n, L3), passes)), law, V + 1)
 
 

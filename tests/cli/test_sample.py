@@ -1,0 +1,472 @@
+"""`cdlm sample`: what it reads, writes, keeps and refuses."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import cdlm as package
+from cdlm.data.tokenizer import END
+from cdlm.sample import State
+from cdlm.text import MASK, Model, Text
+from cdlm.write import SampleConfig, write_texts
+
+from ..test_text import BPE, write_model
+from .test_cli import ROOT, cdlm
+
+QUICK = {"steps": 3, "length": 16, "device": "cpu"}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A masked model of bytes, 32 tokens long."""
+    return str(write_model(tmp_path_factory.mktemp("models") / "writer", "masked", length=32))
+
+
+@pytest.fixture(scope="session")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("models") / "ar", "causal", length=32))
+
+
+@pytest.fixture(scope="session")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One that writes nothing but the end of text."""
+    return str(write_model(tmp_path_factory.mktemp("models") / "ending", "masked", favour=100.0, length=32))
+
+
+@pytest.fixture
+def write(folder: str) -> Callable[..., list[Text]]:
+    def run(**settings: Any) -> list[Text]:
+        return write_texts(SampleConfig(**{"model": folder, **QUICK, **settings}), Console(width=160))
+
+    return run
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# Out
+
+
+def test_json_lines_hold_everything(write, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(num=3, json=True, seed=5, prompt="né", temperature=0.5, steps=4)
+    out, err = capsys.readouterr()
+    model = package.load(folder, "cpu")
+    expected = model.sample(num=3, prompt="né", length=16, steps=4, seed=5, temperature=0.5)
+    found = lines(out)
+    for record, text in zip(found, expected, strict=True):
+        assert record["text"] == text.text
+        assert record["tokens"] == text.tokens
+        assert record["evaluations"] == text.evaluations
+        assert (record["index"], record["seed"], record["model"], record["prompt"]) == (text.index, 5, "writer", "né")
+        assert record["sampling"] == {"steps": 4, "temperature": 0.5}
+    assert "né" in out  # readable, not escaped
+    assert "3 texts" in err
+
+
+def test_pages_show_each_text_and_a_summary(write, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = write(num=2, prompt="abc")
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [text.text.startswith("abc") for text in texts] == [True, True]
+    assert out.index("─ 0 ─") < out.index("abc") < out.index("─ 1 ─") < out.rindex("abc")
+    summary = out.splitlines()[-1]
+    assert re.fullmatch(
+        r"writer: 2 texts, 3 evaluations each, entropy \d\.\d\d nats; 26 tokens in \d+\.\d s, [\d,]+ tokens/s", summary
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({"num": 1}, 16),
+        ({"num": 3, "prompt": "abcd"}, 3 * 12),
+        ({"num": 2, "infill": "abcd___ef[MASK]", "length": None}, 2 * 5),
+        ({"num": 2, "rewrite": "abcdefg", "length": None}, 2 * 7),
+    ],
+)
+def test_only_written_tokens_are_counted(
+    write, settings: dict[str, Any], written: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(**settings)
+    found = re.search(r"; (\d+) tokens in", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[1]) == written
+
+
+def test_given_tokens_of_an_autoregressive_model_are_not_counted(
+    write, causal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(model=causal, num=1, prompt="abc", steps=None)
+    assert "1 text, 12 evaluations each" in (out := capsys.readouterr().out)
+    assert "; 12 tokens in" in out
+
+
+def test_the_speed_is_tokens_over_seconds(
+    write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr("cdlm.write.time.perf_counter", lambda: next(clock, 12.0))
+    write(num=2, prompt="abcd")
+    assert "; 24 tokens in 2.0 s, 12 tokens/s" in capsys.readouterr().out
+
+
+def test_the_same_seed_writes_the_same_pages(write, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for seed in (1, 1, 2):
+        write(num=2, seed=seed)
+        pages.append(capsys.readouterr().out.split("writer:")[0])
+    assert pages[0] == pages[1] != pages[2]
+
+
+def test_text_is_printed_as_it_is(write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither markup nor the names of emoji mean anything."""
+    prompt = "a [b]c[/b] :dog: [red] 1.5"
+    write(num=1, prompt=prompt, length=32)
+    assert prompt in capsys.readouterr().out
+
+
+def test_a_name_is_printed_as_it_is(write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(model=str(write_model(tmp_path / "my[b]model", "masked", length=16)), num=1)
+    assert "my[b]model: 1 text" in capsys.readouterr().out
+
+
+def test_trimmed_texts_end(write, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(model=ending, num=1, prompt="abc", trim=True, json=True)
+    (record,) = lines(capsys.readouterr().out)
+    assert (record["text"], record["tokens"]) == ("abc", [*b"abc"])
+
+
+# Files
+
+
+def test_a_file_is_written_beside_the_pages(write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = write(num=3, out=tmp_path / "texts.jsonl", batch=2)
+    assert [record["text"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [t.text for t in texts]
+    assert "─ 2 ─" in capsys.readouterr().out
+
+
+def test_an_existing_file_is_not_overwritten(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text("precious")
+    with pytest.raises(ValueError, match=r"texts\.jsonl exists; name another --out, or remove it"):
+        SampleConfig(model=folder, out=tmp_path / "texts.jsonl")
+    assert (tmp_path / "texts.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"length": 99}, "more than the 16"),
+        ({"prompt": "x" * 40}, "no room"),
+        ({"input": "lines.txt", "watch": True}, "one length"),
+        ({"precision": "naive-fp32"}, "add --posterior plug-in"),
+    ],
+)
+def test_what_is_refused_leaves_no_file(
+    write, settings: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lines.txt").write_text("a___\nabc___\n")
+    write_model(tmp_path / "mixture", "uniform", length=16, posterior="mixture")
+    with pytest.raises(ValueError, match=reason):
+        write(**settings, model="mixture", out=Path("texts.jsonl"))
+    assert not Path("texts.jsonl").exists()
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the second batch is being written."""
+    states, calls = Model.states, []
+
+    def once(self: Model, *arguments: Any) -> Iterator[State]:
+        calls.append(arguments)
+        if len(calls) == 1:
+            yield from states(self, *arguments)
+        else:
+            yield next(iter(states(self, *arguments)))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "states", once)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_keeps_what_is_finished(
+    write, as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        write(num=6, batch=2, out=tmp_path / "texts.jsonl", json=as_json)
+    assert end.value.code == 130
+    kept = lines((tmp_path / "texts.jsonl").read_text())
+    assert [record["index"] for record in kept] == [0, 1]
+    out, err = capsys.readouterr()
+    assert "interrupted; 2 of 6 texts are written and kept in" in err
+    assert "texts.jsonl" in err.replace("\n", "")
+    if as_json:
+        assert lines(out) == kept
+    else:
+        assert "─ 1 ─" in out
+
+
+def test_ctrl_c_in_a_process_of_its_own(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    flags = ["--num", "100000", "--batch", "1", "--steps", "4", "--device", "cpu", "--out", str(out)]
+    code = (  # what runs in the background of a shell begins with the signal ignored
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import cdlm.__main__ as it; it.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "sample", folder, *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and out.stat().st_size > 2000) and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    kept = lines(out.read_text())
+    assert [record["index"] for record in kept] == list(range(len(kept)))
+    found = re.search(r"interrupted; (\d+) of 100000 texts are written", err)
+    assert found is not None, err
+    assert int(found[1]) - len(kept) in (0, 1)  # the signal may come between counting a text and keeping it
+
+
+# In
+
+
+MIXED = [
+    b"plain prompt",
+    b"",
+    b"fill ___ in",
+    b'{"prompt": "a ___ that is no blank"}',
+    b'  {"infill": "x[MASK:2]y", "other": 1}',
+    '{"rewrite": "überall"}'.encode(),
+    b"last",
+]
+
+
+@pytest.mark.parametrize("source", ["file", "-"])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_many_texts_of_any_kind_are_read(
+    write, piped, source: str, newline: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = newline.join(MIXED)
+    piped(data)
+    (tmp_path / "in.jsonl").write_bytes(data)
+    write(input="-" if source == "-" else str(tmp_path / "in.jsonl"), num=2, json=True, length=30)
+    found = sorted(lines(capsys.readouterr().out), key=lambda record: record["index"])
+    assert [record["index"] for record in found] == list(range(12))
+    assert [len(record["tokens"]) for record in found[::2]] == [30, 12, 30, 4, 8, 30]
+    kinds = [
+        {kind: record[kind] for kind in ("prompt", "infill", "rewrite") if kind in record} for record in found[1::2]
+    ]
+    assert kinds == [
+        {"prompt": "plain prompt"},
+        {"infill": "fill ___ in"},
+        {"prompt": "a ___ that is no blank"},
+        {"infill": "x[MASK:2]y"},
+        {"rewrite": "überall"},
+        {"prompt": "last"},
+    ]
+    for record in found[:2]:
+        assert record["text"].startswith("plain prompt")
+    for record in found[2:4]:
+        assert re.fullmatch(r"fill .* in", record["text"], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        (b"", "standard input holds no text; give one on each line"),
+        (b"\n  \n", "standard input holds no text"),
+        (b'ok\n{"prompt": "a"\n', "line 2 of standard input begins like JSON and is not"),
+        (b'{"text": "a"}', "line 1 of standard input needs one of prompt, infill and rewrite"),
+        (b'{"prompt": "a", "infill": "b___"}', "line 1 of standard input needs one of"),
+        (b'{"prompt": 3}', "line 1 of standard input needs one of"),
+        (b"fine\nalso fine\n\xff\xfe\n", "line 3 of standard input is not valid UTF-8; save it as UTF-8"),
+        (b'{"prompt": "\\ud800"}', "not valid UTF-8"),
+        (b'{"infill": "no blank"}', "nothing to fill in"),
+    ],
+)
+def test_bad_lines_are_named(write, piped, data: bytes, advice: str) -> None:
+    piped(data)
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        write(input="-")
+
+
+def test_a_missing_input_is_named(write) -> None:
+    with pytest.raises(ValueError, match=r"there is no file nowhere\.txt; --prompt takes a text itself"):
+        write(input="nowhere.txt")
+
+
+def test_bad_input_is_found_before_the_model_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.txt holds no text"):
+        write_texts(SampleConfig(model="nowhere", input=str(tmp_path / "empty.txt")), Console())
+
+
+def test_braces_in_a_text_file_are_text(write, tmp_path: Path) -> None:
+    """Objects are read from .jsonl and from standard input, says the help."""
+    (tmp_path / "in.txt").write_text("{x} is a set\n")
+    assert write(input=str(tmp_path / "in.txt"), num=1, length=30)[0].text.startswith("{x} is a set")
+
+
+# Watching
+
+
+def test_watching_shows_every_step(write, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = write(num=2, prompt="abc", watch=True, steps=4)
+    out = capsys.readouterr().out
+    for step in range(5):
+        assert out.count(f"step {step} of 4") == 2
+    frames = out.split("text 0, step ")
+    assert frames[1].count(f"abc{MASK * 13}") == 2
+    assert MASK not in frames[-1]
+    assert "writer: 2 texts, 4 evaluations each" in frames[-1]
+    assert texts == sorted(write(num=2, prompt="abc", steps=4), key=lambda text: text.index)
+
+
+def test_watching_on_a_terminal_leaves_the_texts(folder: str) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    texts = write_texts(SampleConfig(model=folder, infill="abc___def", num=1, watch=True, steps=2), console)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
+    assert f"abc{MASK * 4}def" in shown
+    assert texts[0].text.startswith("abc")
+    assert shown.rindex("step 2 of 2") > shown.rindex(MASK)
+
+
+def test_watched_texts_are_kept(write, tmp_path: Path) -> None:
+    texts = write(num=2, watch=True, out=tmp_path / "texts.jsonl")
+    assert [record["tokens"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [t.tokens for t in texts]
+
+
+def test_watched_texts_are_trimmed(write, ending: str) -> None:
+    assert write(model=ending, num=1, prompt="abc", trim=True, watch=True)[0].text == "abc"
+
+
+def test_an_autoregressive_model_is_watched(write, causal: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(model=causal, num=1, prompt="abc", steps=None, watch=True)
+    assert "step 12 of 12" in capsys.readouterr().out
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"watch": True, "json": True}, "--watch draws, --json prints data: choose one"),
+        ({"prompt": "a", "infill": "b___"}, "give one of --prompt and --infill"),
+        ({"infill": "b___", "rewrite": "a"}, "give one of --infill and --rewrite"),
+        ({"prompt": "a", "input": "-"}, "give one of --prompt and --input"),
+        ({"noise": 0.3}, "--noise and --clamp go with --rewrite"),
+        ({"noise": 0.3, "infill": "a___"}, "--noise and --clamp go with --rewrite"),
+        ({"clamp": True, "prompt": "a"}, "--noise and --clamp go with --rewrite"),
+        ({"noise": 0.0, "rewrite": "a"}, "--noise is a time in (0, 1]"),
+        ({"noise": 1.5, "rewrite": "a"}, "--noise is a time in (0, 1]"),
+        ({"length": 12, "infill": "a___"}, "leave out --length"),
+        ({"length": 12, "rewrite": "a"}, "leave out --length"),
+        ({"length": 1}, "--length must be at least 2"),
+        ({"num": 0}, "--num must be at least 1"),
+        ({"batch": 0}, "--batch must be at least 1"),
+        ({"width": 0}, "--width must be at least 1"),
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"top_p": 1.2}, "top-p must lie in (0, 1]"),
+        ({"eta": 0.1}, "--eta goes with a corrector"),
+        ({"order": "first-hitting", "steps": 4}, "leave out --steps"),
+        ({"grid": "1,0.5,0", "steps": 4}, "leave out --steps 4"),
+    ],
+)
+def test_contradictions_are_refused_with_advice(settings: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        SampleConfig(**settings)
+
+
+def test_a_model_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"name a model: cdlm sample MODEL \(a folder, a run, or a hub id\)"):
+        write_texts(SampleConfig(), Console())
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="such as runs/first"):
+        write_texts(SampleConfig(), Console())
+
+
+# In a process of its own
+
+
+def test_prompts_from_a_pipe_to_json(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "bpe", "masked", BPE, length=24)
+    done = subprocess.run(
+        [sys.executable, "-m", "cdlm", "sample", str(folder), "--input", "-", "--json", "--num", "1", "--steps", "3"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        input="the cat\nthe ___ sé\n".encode(),
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = sorted(lines(done.stdout.decode()), key=lambda record: record["index"])
+    assert one["text"].startswith("the cat")
+    assert re.fullmatch(r"the .* sé", two["text"], re.DOTALL)
+    assert END not in two["text"]
+    assert b"2 texts" in done.stderr
+
+
+def test_bfloat16_on_a_cpu(folder: str) -> None:
+    """Without the tile registers, which some virtual machines announce and do not have."""
+    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num", "1", "--steps", "2", "--json"]
+    done = cdlm("sample", folder, *flags, ONEDNN_MAX_CPU_ISA="AVX2")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["tokens"]) == 32
+
+
+def test_no_model_no_traceback() -> None:
+    done = cdlm("sample")
+    assert done.returncode == 1
+    assert done.stderr.startswith("cdlm: name a model: cdlm sample MODEL")
+    assert done.stdout == ""
+
+
+def test_arguments_that_are_not_text_are_refused(folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cdlm", "sample", folder, "--prompt", b"\xff"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "not valid UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,53 @@
+"""The benchmarks run, at sizes too small to say anything."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TINY = ["--device", "cpu", "--hidden", "64", "--blocks", "1", "--vocab", "300", "--length", "32"]
+
+
+def run(name: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *TINY, *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sampling_ends_with_its_speed_up(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "sampling.json"
+    text = run("sampling", "--batch", "2", "--steps", "4", "--repeats", "2", "--process", "uniform", "--out", str(out))
+    found = re.fullmatch(r"speed-up (\d+\.\d) x", text.splitlines()[-1])
+    assert found is not None, text
+    about = json.loads(out.read_text())
+    reference, ours = about["rows"]
+    assert (reference["name"], ours["name"]) == ("reference", "ours")
+    assert float(found[1]) == round(reference["seconds"] / ours["seconds"], 1)
+    assert (about["process"], about["steps"], about["length"]) == ("uniform", 4, 32)
+    assert reference["evaluations"] == 4
+    assert 0 < ours["evaluations"] <= 4
+    for row in about["rows"]:
+        assert abs(row["tokens_per_second"] * row["seconds"] / (2 * 32) - 1) < 1e-9
+
+
+def test_autoregressive_writes_table_and_picture(tmp_path: Path) -> None:
+    out = tmp_path / "wallclock.json"
+    text = run("autoregressive", "--batches", "1", "2", "--steps", "2", "8", "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["model"], row["batch"], row["steps"]) for row in rows] == [
+        (model, batch, steps) for batch in (1, 2) for model, steps in (("AR", 32), ("diffusion", 2), ("diffusion", 8))
+    ]
+    assert [row["evaluations"] for row in rows if row["model"] == "AR"] == [31, 31]
+    assert all(row["evaluations"] <= row["steps"] for row in rows)
+    assert sum(line.startswith(("AR ", "diffusion ")) for line in text.splitlines()) == len(rows)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
