@@ -362,10 +362,11 @@ def test_every_sampler_keeps_what_is_given_and_ends_no_blank(kind: Kind, how: di
 
 
 def test_several_texts_are_filled_in_order() -> None:
-    texts = small("masked").infill(["a[MASK]", "[MASK:3]b", "c___d"], num=2, width=2, steps=3)
-    assert [len(text.tokens) for text in texts] == [2, 2, 4, 4, 4, 4]
-    assert [text.text[0] for text in texts[:2]] == ["a", "a"]
-    assert [text.text[-1] for text in texts[2:]] == ["b", "b", "d", "d"]
+    """Although those of one length are written together."""
+    texts = small("masked").infill(["a[MASK]", "[MASK:3]b", "c___", "d[MASK]"], num=2, width=1, steps=3)
+    assert [text.index for text in texts] == list(range(8))
+    assert [len(text.tokens) for text in texts] == [2, 2, 4, 4, 2, 2, 2, 2]
+    assert [text.text[-1 if text.index in (2, 3) else 0] for text in texts] == [*"aabbccdd"]
 
 
 def test_bytes_are_put_between_given_text_as_they_are() -> None:

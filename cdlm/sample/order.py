@@ -141,7 +141,8 @@ def _compressed(
     sizes = [sum(row) for row in counts]
     times, u = (column.to(wide(device)).to(device) for column in (times, u))
     split = zip(times, counts, index.to(device).split(sizes), u.split(sizes), strict=True)
-    return [Pass(*columns) for columns in split]
+    most = max((max(row) for row in counts), default=0)
+    return [Pass(*columns, most=most) for columns in split]
 
 
 def _bit_reversed(place: Int[Tensor, "b l"]) -> Level:

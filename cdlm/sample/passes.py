@@ -67,6 +67,8 @@ class Pass:
     """The token of a position that leaves towards the prior, -1 where it leaves towards the data; None if all do."""
     noise: tuple[Int[Tensor, "m"], Int[Tensor, "m"]] | None = None
     """Positions that turn into noise without asking the network, and their tokens."""
+    most: int = 0
+    """The largest count of all passes of the plan, where it is known: a compiled network then sees one shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +174,12 @@ def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Fl
         running = torch.tensor([number for number, count in enumerate(counts) if count], device=x.device)
         x, t = x[running], t[running]
         sequence = torch.searchsorted(running, sequence)
-    most = max(8, 1 << (max(counts) - 1).bit_length())  # few different shapes
-    if 2 * most > length:
+    width = max(8, 1 << (max(one.most, *counts) - 1).bit_length())  # few different shapes
+    if 2 * width > length:
         return trunk(x, t)[sequence, place]
     first = torch.searchsorted(sequence, torch.arange(len(x), device=x.device))
     rank = torch.arange(len(sequence), device=x.device) - first[sequence]
-    rows = place.new_zeros(len(x), most).index_put((sequence, rank), place)
+    rows = place.new_zeros(len(x), width).index_put((sequence, rank), place)
     return trunk(x, t, rows)[sequence, rank]
 
 

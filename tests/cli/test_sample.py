@@ -227,6 +227,18 @@ def test_ctrl_c_keeps_what_is_finished(
         assert "─ 1 ─" in out
 
 
+def test_a_text_is_on_the_disk_before_the_next_batch(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, kept, out = Model.states, [], tmp_path / "texts.jsonl"
+
+    def count(self: Model, *arguments: Any) -> Iterator[State]:
+        kept.append(len(lines(out.read_text())))
+        return states(self, *arguments)
+
+    monkeypatch.setattr(Model, "states", count)
+    write(num=5, batch=2, out=out)
+    assert kept == [0, 2, 4]
+
+
 def test_ctrl_c_in_a_process_of_its_own(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     flags = ["--num", "100000", "--batch", "1", "--steps", "4", "--device", "cpu", "--out", str(out)]
