@@ -27,13 +27,13 @@ gpu: $(VENV)/.developed
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/.developed
-	$(BIN)/ruff check cdlm tests
-	$(BIN)/ruff format --check cdlm tests
+	$(BIN)/ruff check cdlm tests benchmarks
+	$(BIN)/ruff format --check cdlm tests benchmarks
 	$(BIN)/mypy
 
 format: $(VENV)/.developed
-	$(BIN)/ruff check --fix cdlm tests
-	$(BIN)/ruff format cdlm tests
+	$(BIN)/ruff check --fix cdlm tests benchmarks
+	$(BIN)/ruff format cdlm tests benchmarks
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

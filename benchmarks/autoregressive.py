@@ -86,19 +86,15 @@ def plot(rows: list[dict], path: Path, length: int) -> None:
     for k, b in enumerate(sorted({row["batch"] for row in rows})):
         own = [row for row in rows if row["batch"] == b]
         line = [row for row in own if row["model"] == "diffusion"]
-        axes.plot([row["steps"] for row in line], [row["tokens_per_second"] for row in line], "o-", color=f"C{k}")
+        speeds = [row["tokens_per_second"] for row in line]
+        axes.plot([row["steps"] for row in line], speeds, "o-", color=f"C{k}", label=f"batch {b}")
         ar = next(row["tokens_per_second"] for row in own if row["model"] == "AR")
         axes.axhline(ar, color=f"C{k}", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"batch {b}",
-            (line[0]["steps"], line[0]["tokens_per_second"]),
-            xytext=(6, 6),
-            color=f"C{k}",
-            textcoords="offset points",
-        )
     axes.set(xscale="log", yscale="log", xlabel="denoising steps", ylabel="tokens a second")
     axes.set_title(f"Texts of {length} tokens: diffusion (solid), autoregressive with a cache (dashed)", fontsize=10)
-    axes.set_xticks([row["steps"] for row in line], [str(row["steps"]) for row in line])
+    steps = sorted({row["steps"] for row in rows if row["model"] == "diffusion"})
+    axes.set_xticks(steps, [str(step) for step in steps])
+    axes.legend(frameon=False)
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)

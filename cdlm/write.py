@@ -227,6 +227,7 @@ def _watched(model: Model, drafts: Sequence[Draft], config: SampleConfig, consol
                 console.print(picture)
             else:
                 live.update(picture, refresh=True)
+                time.sleep(min(0.15, 3 / (frame.steps or 20)))  # a small model would flash by
             before = frame.tokens
     assert frame is not None
     return [
@@ -262,10 +263,10 @@ def _summary(model: Model, config: SampleConfig, drafts: Sequence[Draft], done: 
     evaluations = sum(text.evaluations for text in done) / len(done)
     nats = sum(float(entropy(torch.tensor([text.tokens]))) for text in done if text.tokens) / len(done)
     texts = f"{len(done)} text{'s' * (len(done) > 1)}"
-    return (
-        f"{model.name}: {texts}, {evaluations:.4g} evaluations each, entropy {nats:.2f} nats; "
-        f"{written:,} tokens in {seconds:.1f} s, {written / seconds:,.0f} tokens/s"
-    )
+    line = f"{model.name}: {texts}, {evaluations:.4g} evaluations each, entropy {nats:.2f} nats"
+    if config.watch:  # drawing takes longer than writing
+        return line
+    return f"{line}; {written:,} tokens in {seconds:.2f} s, {written / seconds:,.0f} tokens/s"
 
 
 def _runs() -> str:
