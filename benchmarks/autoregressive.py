@@ -25,7 +25,7 @@ def main() -> None:
     options = parse()
     device, l, process = options.device, options.length, masked(options.vocab)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    shape = Architecture(options.hidden, options.blocks, options.hidden // 64)
+    shape = Architecture(options.hidden, options.blocks, max(1, options.hidden // 64))
     print(f"{machine(device)}; {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}, {l} tokens\n")
     print(f"{'model':<12}{'batch':>6}{'steps':>7}{'NFE':>9}{'seconds':>9}{'tokens/s':>12}{'GiB':>7}{'x AR':>8}")
     rows: list[dict] = []

@@ -33,7 +33,7 @@ def main() -> None:
     device, b, l = options.device, options.batch, options.length
     process = (masked if options.process == "masked" else uniform)(options.vocab)
     shape = Architecture(
-        options.hidden, options.blocks, options.hidden // 64, time_conditioning=process.name == "uniform"
+        options.hidden, options.blocks, max(1, options.hidden // 64), time_conditioning=process.name == "uniform"
     )
     grid = uniform_grid(options.steps)
     plain = network(shape, process, options.vocab, device, torch.float32)

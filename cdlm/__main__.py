@@ -1,5 +1,6 @@
 """`python -m cdlm` and `cdlm`: run the command line, and turn expected failures into one line of advice."""
 
+import os
 import sys
 
 import torch
@@ -13,6 +14,9 @@ def main() -> None:
         sys.exit(f"cdlm: the command line needs {error.name}, which is not installed; run: pip install {error.name}")
     try:
         cli()
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"cdlm: {error}")
     except KeyboardInterrupt:

@@ -5,12 +5,15 @@ What is given stays, byte for byte: it is kept verbatim and put around the decod
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cdlm.data.tokenizer import Tokenizer
 
 HOLE = -1
 _BLANK = re.compile(r"_{3,}|\[MASK(?::(\d+))?\]")
+_WIDEST = 100_000
+
+Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,42 +23,45 @@ class Draft:
     ids: list[int]
     pieces: list[str]
     """The text before the first hole, between the holes, and after the last: one more than there are holes."""
+    holes: list[Span]
+    """Where each hole begins and ends."""
     lead: int = 0
     """Tokens at the start that are not part of the text: the one that begins a block."""
-    level: float = 1.0
-    """The time at which denoising starts; below 1, all of the text is noised to it first (the paper's perturbation)."""
+    words: bool = True
+    """Whether a word carries the space before it, as in every vocabulary but that of bytes."""
     without: tuple[int, ...] = ()
     """Tokens that no hole may hold: a blank within a text does not end it."""
+    level: float | None = None
+    """The time to which all of the text is noised before it is denoised from there (the paper's perturbation)."""
     clamp: bool = False
     """After noising, keep the tokens that the noise left alone; under masking they stay anyway."""
 
     @property
-    def continues(self) -> bool:
-        """Whether all that is given comes first."""
-        return HOLE in self.ids and HOLE not in self.ids[: -self.ids.count(HOLE)]
+    def written(self) -> int:
+        """Tokens that the model writes."""
+        return len(self.ids) if self.level is not None else self.ids.count(HOLE)
 
     @property
-    def holes(self) -> list[tuple[int, int]]:
-        """Where each hole begins and ends."""
-        inside = [i == HOLE for i in self.ids]
-        edges = [
-            k for k in range(len(inside) + 1) if (inside[k - 1] if k else False) != (k < len(inside) and inside[k])
-        ]
-        return list(zip(edges[::2], edges[1::2], strict=True))
+    def continues(self) -> bool:
+        """Whether all that is given comes first."""
+        return self.level is None and HOLE not in self.ids[: len(self.ids) - self.written]
 
-    def text(self, ids: Sequence[int], tokenizer: Tokenizer) -> str:
-        """The text with its holes filled by `ids`, which may end early (trimmed)."""
-        if self.level < 1:
-            return tokenizer.decode(ids[self.lead :])
+    def text(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+        """The text with its holes filled by `ids`, which may end early (trimmed, or on their way)."""
+        if self.level is not None:
+            return decode(ids[self.lead :])
         text = self.pieces[0]
         for (begin, end), piece in zip(self.holes, self.pieces[1:], strict=True):
-            filled = tokenizer.decode(ids[begin:end])
-            # A word carries the space before it; where the given text ends in one already, one of them is enough.
-            text += filled.removeprefix(" ") if _lends_space(text, tokenizer) else filled
+            filled = decode(ids[begin:end])
+            text += filled.removeprefix(" ") if self.lends(text) else filled
             if len(ids) < end:
                 return text
             text += piece
         return text
+
+    def lends(self, before: str) -> bool:
+        """Where the text before a hole ends in a space already, that of the first word is one too many."""
+        return self.words and before.endswith(" ")
 
 
 def has_blanks(text: str) -> bool:
@@ -65,34 +71,41 @@ def has_blanks(text: str) -> bool:
 def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = False, causal: bool = False) -> Draft:
     """A prompt and a hole up to `length` tokens. Without a prompt, a hole alone: the model writes the token that begins
     a block as well, except for a causal one, which cannot draw the first token from anything."""
-    ids = [tokenizer.bos] if causal or (framed and prompt) else []
-    lead = len(ids)
-    ids += _encode(prompt, tokenizer, open_end=True)
-    if len(ids) >= length:
+    lead = [tokenizer.bos] if causal or (framed and prompt) else []
+    given = _encode(prompt, tokenizer, open_end=True)
+    if len(lead + given) >= length:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens and leaves no room in a text of {length}; shorten it or raise --length"
+            f"the prompt has {len(given)} tokens and leaves no room in a text of {length}; shorten it or raise --length"
         )
-    return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], lead)
+    ids = lead + given
+    holes = [(len(ids), length)]
+    return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer))
 
 
 def blanks(text: str, tokenizer: Tokenizer, width: int = 4) -> Draft:
     """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `width` of them."""
     ids: list[int] = []
-    pieces, place = [], 0
+    pieces: list[str] = []
+    holes: list[Span] = []
+    place = 0
     for found in _BLANK.finditer(text):
-        piece = text[place : found.start()]
-        if piece or not ids:
-            pieces.append(piece)
-            ids += _encode(piece, tokenizer, open_end=True)
         wide = int(found[1] or 1) if found[0].startswith("[") else width
-        if wide < 1:
-            raise ValueError(f"a blank has at least one token; got {found[0] if found[1] else width}")
+        if not 1 <= wide <= _WIDEST:
+            got = found[0] if found[1] else wide
+            raise ValueError(f"a blank has at least one token; got {got} (and at most {_WIDEST:,})")
+        if holes and found.start() == place:  # one blank after another is one hole: a character may need both
+            holes[-1] = (holes[-1][0], holes[-1][1] + wide)
+        else:
+            pieces.append(text[place : found.start()])
+            ids += _encode(pieces[-1], tokenizer, open_end=True)
+            holes.append((len(ids), len(ids) + wide))
         ids += [HOLE] * wide
         place = found.end()
-    if HOLE not in ids:
+    if not holes:
         raise ValueError("there is nothing to fill in: mark each gap with ___, or with one [MASK] for each token")
     pieces.append(text[place:])
-    return Draft(ids + _encode(text[place:], tokenizer), pieces, without=(tokenizer.eos, tokenizer.bos))
+    ids += _encode(pieces[-1], tokenizer)
+    return Draft(ids, pieces, holes, words=_words(tokenizer), without=(tokenizer.eos, tokenizer.bos))
 
 
 def noised(text: str, tokenizer: Tokenizer, t: float = 0.5, clamp: bool = False) -> Draft:
@@ -102,7 +115,7 @@ def noised(text: str, tokenizer: Tokenizer, t: float = 0.5, clamp: bool = False)
     ids = _encode(text, tokenizer)
     if not ids:
         raise ValueError("there is no text to rewrite; give at least one token")
-    return Draft(ids, [text], level=t, clamp=clamp)
+    return Draft(ids, [text], [], level=t, clamp=clamp)
 
 
 def _encode(text: str, tokenizer: Tokenizer, open_end: bool = False) -> list[int]:
@@ -111,14 +124,20 @@ def _encode(text: str, tokenizer: Tokenizer, open_end: bool = False) -> list[int
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"{text!r} is not valid UTF-8 (at character {error.start}); save it as UTF-8") from None
-    if open_end and _lends_space(text, tokenizer):
-        text = text[:-1]
-    ids = tokenizer.encode(text)
-    if tokenizer.decode(ids).strip() != text.strip():
-        lost = next((c for c in text if c.strip() and tokenizer.decode(tokenizer.encode(c)).strip() != c), text)
+    if open_end and _words(tokenizer):
+        text = text.removesuffix(" ")
+    if not _can_write(text, tokenizer):
+        lost = next((word for word in text.split() if not _can_write(word, tokenizer)), text)
         raise ValueError(f"the tokenizer of this model cannot write {lost!r}; leave it out or replace it")
-    return ids
+    return tokenizer.encode(text)
 
 
-def _lends_space(text: str, tokenizer: Tokenizer) -> bool:
-    return tokenizer.model is not None and text.endswith(" ")
+def _can_write(text: str, tokenizer: Tokenizer) -> bool:
+    try:
+        return tokenizer.decode(tokenizer.encode(text)).strip() == text.strip()
+    except Exception:  # the library raises plain Exception for a word that it does not know
+        return False
+
+
+def _words(tokenizer: Tokenizer) -> bool:
+    return tokenizer.model is not None

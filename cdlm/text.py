@@ -157,8 +157,8 @@ class Model:
             states = self.states([drafts[k] for k in rows], how, _noise(seed, len(drafts), rows))
             state = last(states if show is None else _shown(states, show, len(rows)))
             for k, ids, evaluations in zip(rows, state.x.tolist(), state.evaluations, strict=True):
-                ids = _trimmed(ids, drafts[k], self.tokenizer.eos) if trim else ids
-                yield Text(k, drafts[k].text(ids, self.tokenizer), ids, evaluations)
+                ids = trimmed(ids, drafts[k], self.tokenizer.eos) if trim else ids
+                yield Text(k, drafts[k].text(ids, self.show), ids, evaluations)
 
     def frames(self, drafts: Sequence[Draft], how: Sampling, seed: int = 0) -> Iterator[Frame]:
         """Write drafts of one length, and show every state on the way."""
@@ -170,19 +170,19 @@ class Model:
     def _frames(self, drafts: Sequence[Draft], states: Iterable[State]) -> Iterator[Frame]:
         for state in states:
             tokens = state.x.tolist()
-            texts = [self.show(ids[draft.lead :]) for ids, draft in zip(tokens, drafts, strict=True)]
+            texts = [draft.text(ids, self.show) for ids, draft in zip(tokens, drafts, strict=True)]
             yield Frame(state.step, state.steps, tokens, texts, state.evaluations)
 
     def show(self, ids: Sequence[int]) -> str:
-        """The text of tokens some of which may be masked."""
-        parts = itertools.groupby(ids, lambda i: i >= self.denoiser.vocab)
+        """The text of tokens some of which may be masks."""
+        parts = itertools.groupby(ids, lambda i: i >= self.tokenizer.vocab_size)
         return "".join(MASK * len(list(run)) if masked else self.tokenizer.decode(run) for masked, run in parts)
 
     def check(self, drafts: Sequence[Draft], how: Sampling) -> None:
         """Refuse what cannot be written, before anything is computed."""
         process, longest = self.denoiser.process, max(len(draft.ids) for draft in drafts)
-        how.check(process)
-        if process is None and not all(draft.continues for draft in drafts):
+        how.check(process, self.posterior)
+        if process is None and not all(draft.continues and draft.lead for draft in drafts):
             raise ValueError(f"{self.name} is autoregressive: it continues a prompt, and cannot fill blanks or rewrite")
         if process is not None and process.name == "masked" and any(draft.clamp for draft in drafts):
             raise ValueError("a masked model keeps the tokens that the noise left alone by itself: leave out clamp")
@@ -206,26 +206,32 @@ class Model:
         if process is None:
             naive = how.precision == "naive-fp32"
             precision: Precision = "fp32" if how.precision == "fp32" else "fp64"
-            drawing = Drawing(how.shape(), precision=precision, compiled=self.compiled)
-            return autoregressive(self.denoiser, ids[:, : -first.ids.count(HOLE)], ids.shape[1], rng, drawing, naive)
+            drawing = Drawing(how.shape(self.unwritable), precision=precision, compiled=self.compiled)
+            return autoregressive(self.denoiser, ids[:, : -first.written], ids.shape[1], rng, drawing, naive)
         given = ids != HOLE
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
-        if first.level < 1:
+        if first.level is not None:
             x = process.corrupt(ids, first.level, rng("noise"))
             given = process.kept(ids, first.level, rng("noise")) if first.clamp else torch.zeros_like(given)
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
-            start, compiled, without = first.level, self.compiled, first.without
-            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, compiled, without)
+            start, without = 1.0 if first.level is None else first.level, first.without + self.unwritable
+            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, self.compiled, without)
 
-        return windows(fill, x, given, self.length or ids.shape[1], how.block or self.length)
+        own = self.length or ids.shape[1]
+        return windows(fill, x, given, own, how.block or own)
+
+    @property
+    def unwritable(self) -> tuple[int, ...]:
+        """Outputs of the network that stand for no token; they are never drawn."""
+        return tuple(range(self.tokenizer.vocab_size, self.denoiser.vocab))
 
     def _batches(self, drafts: Sequence[Draft], size: int) -> list[list[int]]:
         """Drafts that can be written together, by number: the same length, noise, and for AR the same prompt length."""
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for number, draft in enumerate(drafts):
-            given = draft.ids.count(HOLE) if self.denoiser.process is None else 0
+            given = draft.written if self.denoiser.process is None else 0
             kinds.setdefault((len(draft.ids), draft.level, draft.clamp, draft.without, given), []).append(number)
         return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
 
@@ -261,7 +267,9 @@ def load(
     if compile:
         accelerate(denoiser)
     about = config.get("text") or {"length": config.get("model_length", 0)}  # the peers' name for it
-    name = f"{folder.parent.name}/{folder.name}" if (folder / "state.json").is_file() else folder.name
+    name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
+    if (folder / "state.json").is_file():
+        name = f"{folder.parent.name}/{folder.name}"
     return Model(name, denoiser, words, compiled=compile, **about)
 
 
@@ -276,8 +284,9 @@ def sampling_of(how: dict[str, Any]) -> Sampling:
 
 def _folder(source: str | Path) -> Path:
     """A folder here, or a copy of a repository of the model hub."""
-    if Path(source).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        return Path(source)
+    path = Path(source)
+    if path.exists() or path.parent.is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        return path
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -325,6 +334,6 @@ def _times(drafts: list[Draft], num: int) -> list[Draft]:
     return [draft for draft in drafts for _ in range(num)]
 
 
-def _trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
+def trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
     """Up to the first end of text that was written; the end itself is left out."""
     return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)

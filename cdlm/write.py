@@ -1,26 +1,30 @@
 """The command `cdlm sample`: prompts, blanks and files in, texts out, to read or as JSON."""
 
+import codecs
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from rich.rule import Rule
 from rich.text import Text as Line
 
 from cdlm.devices import Device, Dtype
-from cdlm.draft import HOLE, Draft, has_blanks
+from cdlm.draft import Draft, has_blanks
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling, State
-from cdlm.text import MASK, Frame, Model, Text, load
+from cdlm.text import Frame, Model, Text, load, trimmed
+
+KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill", "rewrite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,44 +109,55 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
         raise ValueError(f"name a model: cdlm sample MODEL{_runs()}")
     sources = list(_sources(config))
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
-    made = [draft for source in sources for draft in _drafts(model, config, source)]
-    drafts = [draft for draft in made for _ in range(config.num)]
+    drafts = [draft for source in sources for draft in [_draft(model, config, source)] * config.num]
     model.check(drafts, config.how)
-    side = Console(stderr=True, soft_wrap=True)
+    frames = model.frames(drafts, config.how, config.seed) if config.watch else None
+    if config.watch and len(drafts) > config.batch:
+        raise ValueError(f"{len(drafts)} texts are too many to watch at once; use --num 1, or raise --batch")
+    side = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
     done: list[Text] = []
     began = time.perf_counter()
     with contextlib.ExitStack() as held:
-        file = held.enter_context(config.out.open("x")) if config.out else None
-        if config.watch:
-            done += _watched(model, drafts, config, console)
-            for text in done:
+        file = held.enter_context(config.out.open("x", encoding="utf-8")) if config.out else None
+        try:
+            if frames is not None:
+                texts = iter(_watched(model, drafts, frames, config, console))
+            else:
+                show = held.enter_context(_progress(side, drafts))
+                texts = model.write(drafts, config.how, config.seed, config.trim, config.batch, show)
+            for text in texts:
+                done.append(text)
                 _keep(text, sources[text.index // config.num], config, model, file)
-        else:
-            show = held.enter_context(_progress(side, drafts))
-            try:
-                for text in model.write(drafts, config.how, config.seed, config.trim, config.batch, show):
-                    done.append(text)
-                    source = sources[text.index // config.num]
-                    _keep(text, source, config, model, file)
-                    if not config.json:
-                        console.print(Rule(f"{text.index}"))
-                        console.print(text.text, markup=False, highlight=False, soft_wrap=True)
-            except KeyboardInterrupt:
-                where = f" and kept in {config.out}" if config.out else ""
-                side.print(f"cdlm: interrupted; {len(done)} of {len(drafts)} texts are written{where}")
-                sys.exit(130)
+                if frames is None and not config.json:
+                    console.print(Rule(f"{text.index}"))
+                    console.print(text.text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            where = f" and kept in {config.out}" if config.out else ""
+            side.print(f"cdlm: interrupted; {len(done)} of {len(drafts)} texts are written{where}")
+            sys.exit(130)
     seconds = time.perf_counter() - began
-    (side if config.json else console).print(_summary(model, config, drafts, done, seconds), highlight=False)
+    line = _summary(model, config, drafts, done, seconds)
+    (side if config.json else console).print(line, highlight=False, markup=False, emoji=False)
     return done
 
 
-def _sources(config: SampleConfig) -> Iterator[dict[str, str]]:
-    """What is to be written: {"prompt": ...}, {"infill": ...} or {"rewrite": ...}."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A text of the user's, and where it stands."""
+
+    kind: Literal["prompt", "infill", "rewrite"]
+    text: str
+    where: str = ""
+
+
+def _sources(config: SampleConfig) -> Iterator[Source]:
+    """What is to be written."""
     if config.input is None:
-        kinds = ("prompt", "infill", "rewrite")
-        yield next(
-            ({kind: getattr(config, kind)} for kind in kinds if getattr(config, kind) is not None), {"prompt": ""}
-        )
+        for kind in KINDS:
+            if getattr(config, kind) is not None:
+                yield Source(kind, getattr(config, kind))
+                return
+        yield Source("prompt", "")
         return
     name = "standard input" if config.input == "-" else config.input
     try:
@@ -150,116 +165,127 @@ def _sources(config: SampleConfig) -> Iterator[dict[str, str]]:
     except FileNotFoundError:
         raise ValueError(f"there is no file {config.input}; --prompt takes a text itself") from None
     found = False
-    for number, raw in enumerate(data.splitlines(), 1):
+    for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        where = f"line {number} of {name}"
         try:
             line = raw.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"line {number} of {name} is not valid UTF-8; save it as UTF-8") from None
+            raise ValueError(f"{where} is not valid UTF-8; save it as UTF-8") from None
         if line.strip():
             found = True
-            yield _source(line, f"line {number} of {name}")
+            yield _source(line, where, config.input)
     if not found:
         raise ValueError(f"{name} holds no text; give one on each line")
 
 
-def _source(line: str, where: str) -> dict[str, str]:
-    if line.lstrip().startswith("{"):
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where} begins like JSON and is not ({error})") from None
-        kinds = [kind for kind in ("prompt", "infill", "rewrite") if isinstance(fields.get(kind), str)]
-        if len(kinds) != 1:
-            raise ValueError(f"{where} needs one of prompt, infill and rewrite, with a text")
-        return {kinds[0]: fields[kinds[0]]}
-    return {"infill" if has_blanks(line) else "prompt": line}
+def _source(line: str, where: str, file: str) -> Source:
+    """An object of a .jsonl file or a pipe; else a text, with blanks or to be continued."""
+    if not (line.lstrip().startswith("{") and (file == "-" or file.endswith(".jsonl"))):
+        return Source("infill" if has_blanks(line) else "prompt", line, where)
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} begins like JSON and is not ({error})") from None
+    kinds = [kind for kind in KINDS if isinstance(fields.get(kind), str)]
+    if len(kinds) != 1:
+        raise ValueError(f"{where} needs one of prompt, infill and rewrite, with a text")
+    return Source(kinds[0], fields[kinds[0]], where)
 
 
-def _drafts(model: Model, config: SampleConfig, source: dict[str, str]) -> list[Draft]:
-    (kind, text), *_ = source.items()
-    if kind == "prompt":
-        return model.continuations([text], length=config.length)
-    if kind == "infill":
-        return model.infillings([text], width=config.width)
-    return model.rewritings([text], t=config.noise, clamp=config.clamp)
+def _draft(model: Model, config: SampleConfig, source: Source) -> Draft:
+    try:
+        if source.kind == "prompt":
+            return model.continuations([source.text], length=config.length)[0]
+        if source.kind == "infill":
+            return model.infillings([source.text], width=config.width)[0]
+        return model.rewritings([source.text], t=config.noise, clamp=config.clamp)[0]
+    except ValueError as error:
+        raise ValueError(f"{source.where}: {error}" if source.where else str(error)) from None
 
 
-def _keep(text: Text, source: dict[str, str], config: SampleConfig, model: Model, file: IO[str] | None) -> None:
+def _keep(text: Text, source: Source, config: SampleConfig, model: Model, file: IO[str] | None) -> None:
     """One JSON line to the file, flushed, and to standard output if asked."""
     if file is None and not config.json:
         return
     asked, defaults = vars(config.how), vars(Sampling())
-    record: dict[str, Any] = {**dataclasses.asdict(text), **source, "seed": config.seed, "model": model.name}
+    record: dict[str, Any] = {**dataclasses.asdict(text), source.kind: source.text, "seed": config.seed}
+    record["model"] = model.name
     record["sampling"] = {name: value for name, value in asked.items() if value != defaults[name]}
-    line = json.dumps(record, ensure_ascii=False)
     if file is not None:
-        print(line, file=file, flush=True)
+        print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
     if config.json:
-        print(line, flush=True)
+        print(json.dumps(record, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower()), flush=True)
 
 
 @contextlib.contextmanager
 def _progress(console: Console, drafts: Sequence[Draft]) -> Iterator[Any]:
     """A bar that moves with the steps of each batch."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task: TaskID = progress.add_task("writing", total=len(drafts))
-        finished = 0.0
+        task = progress.add_task("writing", total=len(drafts))
+        finished = size = 0
 
-        def show(state: State, size: int) -> None:
-            nonlocal finished
-            share = state.step / state.steps if state.steps else 0.0
-            progress.update(task, completed=finished + size * share)
-            if state.steps and state.step == state.steps:
-                finished += size
+        def show(state: State, batch: int) -> None:
+            nonlocal finished, size
+            if not state.step:  # a new batch
+                finished, size = finished + size, batch
+            progress.update(task, completed=finished + size * state.step / max(1, state.steps or 0, state.step))
 
         yield show
 
 
-def _watched(model: Model, drafts: Sequence[Draft], config: SampleConfig, console: Console) -> list[Text]:
+def _watched(
+    model: Model, drafts: Sequence[Draft], frames: Iterable[Frame], config: SampleConfig, console: Console
+) -> list[Text]:
     """Draw every state over the last one; where there is no terminal, below it."""
-    before: list[list[int]] | None = None
-    frame: Frame | None = None
+    before: Frame | None = None
     with contextlib.ExitStack() as held:
         live = held.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
-        for frame in model.frames(drafts, config.how, config.seed):
+        for frame in frames:
             picture = _picture(model, drafts, frame, before)
             if live is None:
                 console.print(picture)
             else:
                 live.update(picture, refresh=True)
                 time.sleep(min(0.15, 3 / (frame.steps or 20)))  # a small model would flash by
-            before = frame.tokens
-    assert frame is not None
-    return [
-        Text(k, draft.text(ids, model.tokenizer), ids, frame.evaluations[k])
-        for k, (draft, ids) in enumerate(zip(drafts, frame.tokens, strict=True))
-    ]
+            before = frame
+    assert before is not None
+    texts = []
+    for k, (draft, ids) in enumerate(zip(drafts, before.tokens, strict=True)):
+        ids = trimmed(ids, draft, model.tokenizer.eos) if config.trim else ids
+        texts.append(Text(k, draft.text(ids, model.show), ids, before.evaluations[k]))
+    return texts
 
 
-def _picture(model: Model, drafts: Sequence[Draft], frame: Frame, before: list[list[int]] | None) -> Group:
+def _picture(model: Model, drafts: Sequence[Draft], frame: Frame, before: Frame | None) -> Group:
     """The texts of a frame: masks dim, tokens of this step bright."""
     of = f" of {frame.steps}" if frame.steps else ""
     parts: list[Rule | Line] = []
     for k, (draft, ids) in enumerate(zip(drafts, frame.tokens, strict=True)):
-        old = before[k] if before is not None else ids
-        fresh = [(j < len(old) and old[j] != i) or j >= len(old) for j, i in enumerate(ids)]
-        line = Line()
-        run: list[int] = []
-        for j in range(draft.lead, len(ids)):
-            run.append(ids[j])
-            masked = ids[j] >= model.denoiser.vocab
-            last = j + 1 == len(ids) or fresh[j + 1] != fresh[j] or (ids[j + 1] >= model.denoiser.vocab) != masked
-            if last:
-                style = "dim" if masked else "bold green" if fresh[j] else ""
-                line.append(MASK * len(run) if masked else model.tokenizer.decode(run), style)
-                run = []
+        old = ids if before is None else before.tokens[k]
+        line = Line(draft.pieces[0] if draft.holes else "")
+        spans = draft.holes or [(draft.lead, len(ids))]
+        for number, (begin, end) in enumerate(spans):
+            lent = draft.lends(line.plain)
+            styled = [(_style(model, ids, old, j), ids[j]) for j in range(begin, min(end, len(ids)))]
+            for style, run in itertools.groupby(styled, lambda pair: pair[0]):
+                shown = model.show([i for _, i in run])
+                line.append(shown.removeprefix(" ") if lent else shown, style)
+                lent = False
+            if draft.holes and len(ids) >= end:
+                line.append(draft.pieces[number + 1])
         parts += [Rule(f"text {k}, step {frame.step}{of}"), line]
     return Group(*parts)
 
 
+def _style(model: Model, ids: list[int], old: list[int], j: int) -> str:
+    if ids[j] >= model.denoiser.vocab:
+        return "dim"
+    return "bold green" if j >= len(old) or old[j] != ids[j] else ""
+
+
 def _summary(model: Model, config: SampleConfig, drafts: Sequence[Draft], done: list[Text], seconds: float) -> str:
     """What it took. Only written tokens count, not those that were given."""
-    written = sum(draft.ids.count(HOLE) or len(draft.ids) for draft in drafts)
+    written = sum(draft.written for draft in drafts)
     evaluations = sum(text.evaluations for text in done) / len(done)
     nats = sum(float(entropy(torch.tensor([text.tokens]))) for text in done if text.tokens) / len(done)
     texts = f"{len(done)} text{'s' * (len(done) > 1)}"

@@ -533,7 +533,7 @@ def test_bad_input_is_refused_before_the_network_runs(kind: Kind, use: Callable[
 def test_an_unknown_character_is_refused_before_the_network_runs(tmp_path: Path) -> None:
     model = cdlm.load(write_model(tmp_path, "masked", spelled("abc "), length=16))
     for use in (lambda: model.sample(prompt="abz"), lambda: model.infill("z ___"), lambda: model.rewrite("bz")):
-        with pytest.raises(ValueError, match="cannot write 'z'"):
+        with pytest.raises(ValueError, match="cannot write"):
             use()
 
 

@@ -97,8 +97,8 @@ class Sampling:
                 f"{flag} belongs to the plain ancestral sampler: use it with --order random and its defaults"
             )
 
-    def check(self, process: Process | None) -> None:
-        """Refuse what the process cannot do."""
+    def check(self, process: Process | None, posterior: Posterior = "plug-in") -> None:
+        """Refuse what the process, or the posterior that the model calls for, cannot do."""
         defaults = Sampling()
         if process is None:
             allowed = ("temperature", "top_k", "top_p", "precision", "steps")
@@ -114,6 +114,8 @@ class Sampling:
                 f"--order {self.order} reveals masks, and this model has none (its process is {process.name}); "
                 "use --order random"
             )
+        elif self.precision == "naive-fp32" and self.posterior == "auto" and posterior == "mixture":
+            raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
 
     def shape(self, without: tuple[int, ...] = ()) -> Shape:
         return Shape(self.temperature, self.top_k, self.top_p, without)
@@ -158,11 +160,9 @@ def generate(
     `given` positions keep their tokens (under masking, visible ones do anyway). `compiled` is for
     networks that `accelerate` has compiled. Tokens of `without` are never drawn.
     """
-    sampling.check(process)
+    sampling.check(process, posterior)
     posterior = posterior if sampling.posterior == "auto" else sampling.posterior
     if sampling.precision == "naive-fp32":
-        if posterior == "mixture":
-            raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
         return race(
             predict,
             process,

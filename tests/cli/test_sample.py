@@ -91,7 +91,8 @@ def test_pages_show_each_text_and_a_summary(write, capsys: pytest.CaptureFixture
     assert out.index("─ 0 ─") < out.index("abc") < out.index("─ 1 ─") < out.rindex("abc")
     summary = out.splitlines()[-1]
     assert re.fullmatch(
-        r"writer: 2 texts, 3 evaluations each, entropy \d\.\d\d nats; 26 tokens in \d+\.\d s, [\d,]+ tokens/s", summary
+        r"writer: 2 texts, 3 evaluations each, entropy \d\.\d\d nats; 26 tokens in \d+\.\d\d s, [\d,]+ tokens/s",
+        summary,
     )
 
 
@@ -127,7 +128,7 @@ def test_the_speed_is_tokens_over_seconds(
     clock = iter([10.0, 12.0])
     monkeypatch.setattr("cdlm.write.time.perf_counter", lambda: next(clock, 12.0))
     write(num=2, prompt="abcd")
-    assert "; 24 tokens in 2.0 s, 12 tokens/s" in capsys.readouterr().out
+    assert "; 24 tokens in 2.00 s, 12 tokens/s" in capsys.readouterr().out
 
 
 def test_the_same_seed_writes_the_same_pages(write, capsys: pytest.CaptureFixture[str]) -> None:
