@@ -11,7 +11,7 @@ from cdlm.data.tokenizer import Tokenizer
 
 HOLE = -1
 _BLANK = re.compile(r"_{3,}|\[MASK(?::(\d+))?\]")
-_WIDEST = 100_000
+_WIDEST, _LONGEST = 100_000, 10_000_000
 
 Span = tuple[int, int]
 
@@ -39,7 +39,7 @@ class Draft:
     @property
     def written(self) -> int:
         """Tokens that the model writes."""
-        return len(self.ids) if self.level is not None else self.ids.count(HOLE)
+        return len(self.ids) - self.lead if self.level is not None else self.ids.count(HOLE)
 
     @property
     def continues(self) -> bool:
@@ -69,9 +69,11 @@ def has_blanks(text: str) -> bool:
 
 
 def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = False, causal: bool = False) -> Draft:
-    """A prompt and a hole up to `length` tokens. Without a prompt, a hole alone: the model writes the token that begins
-    a block as well, except for a causal one, which cannot draw the first token from anything."""
-    lead = [tokenizer.bos] if causal or (framed and prompt) else []
+    """A prompt and a hole up to `length` tokens. Without a prompt the model also writes the token that begins a block,
+    except for a causal one, which cannot draw its first token from anything."""
+    if not 2 <= length <= _LONGEST:
+        raise ValueError(f"a text has at least 2 tokens, and at most {_LONGEST:,}; got the length {length}")
+    lead = [tokenizer.bos] if causal or (framed and prompt) else [HOLE] * framed
     given = _encode(prompt, tokenizer, open_end=True)
     if len(lead + given) >= length:
         raise ValueError(
@@ -82,9 +84,9 @@ def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = 
     return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer))
 
 
-def blanks(text: str, tokenizer: Tokenizer, width: int = 4) -> Draft:
+def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False) -> Draft:
     """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `width` of them."""
-    ids: list[int] = []
+    ids = [tokenizer.bos] * framed
     pieces: list[str] = []
     holes: list[Span] = []
     place = 0
@@ -105,17 +107,17 @@ def blanks(text: str, tokenizer: Tokenizer, width: int = 4) -> Draft:
         raise ValueError("there is nothing to fill in: mark each gap with ___, or with one [MASK] for each token")
     pieces.append(text[place:])
     ids += _encode(pieces[-1], tokenizer)
-    return Draft(ids, pieces, holes, words=_words(tokenizer), without=(tokenizer.eos, tokenizer.bos))
+    return Draft(ids, pieces, holes, int(framed), _words(tokenizer), (tokenizer.eos, tokenizer.bos))
 
 
-def noised(text: str, tokenizer: Tokenizer, t: float = 0.5, clamp: bool = False) -> Draft:
+def noised(text: str, tokenizer: Tokenizer, t: float = 0.5, clamp: bool = False, framed: bool = False) -> Draft:
     """A text that is noised to time t and denoised from there."""
     if not 0 < t <= 1:
         raise ValueError(f"the noise level is a time in (0, 1]; got {t}")
     ids = _encode(text, tokenizer)
     if not ids:
         raise ValueError("there is no text to rewrite; give at least one token")
-    return Draft(ids, [text], [], level=t, clamp=clamp)
+    return Draft([tokenizer.bos] * framed + ids, [text], [], int(framed), level=t, clamp=clamp)
 
 
 def _encode(text: str, tokenizer: Tokenizer, open_end: bool = False) -> list[int]:

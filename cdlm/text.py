@@ -13,6 +13,7 @@ CPU, elsewhere up to floating point (the last digits of a network may change wit
 
 import dataclasses
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import accelerate
 from cdlm.rng import Rng, seeded
-from cdlm.sample import Drawing, Posterior, Precision, Sampling, State, autoregressive, generate, last
+from cdlm.sample import NEAR_ZERO, Drawing, Posterior, Precision, Sampling, State, autoregressive, generate, last
 from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
@@ -82,7 +83,7 @@ class Model:
         self,
         num: int = 1,
         length: int | None = None,
-        prompt: str | Sequence[str] = "",
+        prompt: str | Sequence[str] | None = None,
         seed: int = 0,
         trim: bool = False,
         batch: int = 32,
@@ -126,19 +127,17 @@ class Model:
         length = self.length if length is None else length
         if not length:
             raise ValueError(f"{self.name} does not say how long its texts are: give a length")
-        if length < 2:
-            raise ValueError(f"a text has at least 2 tokens; got the length {length}")
         causal = self.denoiser.process is None
         drafts = [continuation(one, length, self.tokenizer, self.framed, causal) for one in prompts]
         return _times(drafts, num)
 
     def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
         """What `infill` writes."""
-        return _times([blanks(one, self.tokenizer, width) for one in texts], num)
+        return _times([blanks(one, self.tokenizer, width, self.framed) for one in texts], num)
 
     def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
         """What `rewrite` writes."""
-        return _times([noised(one, self.tokenizer, t, clamp) for one in texts], num)
+        return _times([noised(one, self.tokenizer, t, clamp, self.framed) for one in texts], num)
 
     def write(
         self,
@@ -188,8 +187,14 @@ class Model:
             raise ValueError("a masked model keeps the tokens that the noise left alone by itself: leave out clamp")
         if how.block and not self.length:
             raise ValueError(f"{self.name} does not say how long its own texts are, so none can be longer: no block")
-        if how.block and (process is None or how.block >= self.length):
-            raise ValueError(f"a block is shorter than the model's own length of {self.length}, and not for AR models")
+        if how.block and not how.block < self.length < longest:
+            raise ValueError(
+                f"a block is for longer texts than the model's own length of {self.length}, and shorter than that; "
+                f"got a block of {how.block} for {longest} tokens"
+            )
+        least = min((draft.level for draft in drafts if draft.level is not None), default=1.0)
+        if how.tail != "none" and least <= NEAR_ZERO:
+            raise ValueError(f"noise of {least:g} leaves nothing before a tail, which stands at {NEAR_ZERO:g}")
         if self.length and longest > self.length:
             if process is None or not all(draft.continues for draft in drafts):
                 raise ValueError(f"{longest} tokens are more than the {self.length} that {self.name} was trained on")
@@ -211,8 +216,9 @@ class Model:
         given = ids != HOLE
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
         if first.level is not None:
-            x = process.corrupt(ids, first.level, rng("noise"))
-            given = process.kept(ids, first.level, rng("noise")) if first.clamp else torch.zeros_like(given)
+            lead = torch.arange(ids.shape[1], device=ids.device) < first.lead
+            x = torch.where(lead, ids, process.corrupt(ids, first.level, rng("noise")))
+            given = lead | (process.kept(ids, first.level, rng("noise")) & first.clamp)
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
@@ -313,7 +319,7 @@ def _tokenizer(folder: Path, given: str | Path | None) -> Tokenizer:
 
 
 def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
-    return seeded(seed, "sample", batch=total, rows=torch.tensor(rows))
+    return seeded(operator.index(seed), "sample", batch=total, rows=torch.tensor(rows))
 
 
 def _shown(states: Iterable[State], show: Callable[[State, int], None], size: int) -> Iterator[State]:
@@ -322,12 +328,12 @@ def _shown(states: Iterable[State], show: Callable[[State, int], None], size: in
         yield state
 
 
-def _several(texts: str | Sequence[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _several(texts: str | Sequence[str] | None) -> Sequence[str]:
+    return [texts or ""] if texts is None or isinstance(texts, str) else texts
 
 
 def _times(drafts: list[Draft], num: int) -> list[Draft]:
-    if num < 1:
+    if operator.index(num) < 1:
         raise ValueError(f"write at least one text; got num {num}")
     if not drafts:
         raise ValueError("there is nothing to write: no prompt was given")

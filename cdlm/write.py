@@ -97,6 +97,14 @@ class SampleConfig(Sampling):
             raise ValueError("--watch draws, --json prints data: choose one")
         if self.out is not None and self.out.exists():
             raise ValueError(f"{self.out} exists; name another --out, or remove it first")
+        if self.out is not None and not self.out.parent.is_dir():
+            raise ValueError(
+                f"there is no folder {self.out.parent} for --out; make it first: mkdir -p {self.out.parent}"
+            )
+        if self.trim and (self.infill is not None or self.rewrite is not None):
+            raise ValueError("--trim ends what is written from nothing or continued: leave it out")
+        if self.width != 4 and self.infill is None and self.input is None:
+            raise ValueError("--width goes with --infill")
 
     @property
     def how(self) -> Sampling:
@@ -108,6 +116,8 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
     if not config.model:
         raise ValueError(f"name a model: cdlm sample MODEL{_runs()}")
     sources = list(_sources(config))
+    if (config.clamp or config.noise != 0.5) and all(source.kind != "rewrite" for source in sources):
+        raise ValueError(f"--noise and --clamp are for rewriting, and {config.input} has no line to rewrite")
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
     drafts = [draft for source in sources for draft in [_draft(model, config, source)] * config.num]
     model.check(drafts, config.how)
@@ -116,9 +126,9 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
         raise ValueError(f"{len(drafts)} texts are too many to watch at once; use --num 1, or raise --batch")
     side = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
     done: list[Text] = []
+    file: IO[str] | None = None
     began = time.perf_counter()
     with contextlib.ExitStack() as held:
-        file = held.enter_context(config.out.open("x", encoding="utf-8")) if config.out else None
         try:
             if frames is not None:
                 texts = iter(_watched(model, drafts, frames, config, console))
@@ -126,13 +136,15 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
                 show = held.enter_context(_progress(side, drafts))
                 texts = model.write(drafts, config.how, config.seed, config.trim, config.batch, show)
             for text in texts:
+                if config.out and not done:
+                    file = held.enter_context(config.out.open("x", encoding="utf-8"))
                 done.append(text)
-                _keep(text, sources[text.index // config.num], config, model, file)
+                _keep(_record(text, sources[text.index // config.num], config, model), config, file)
                 if frames is None and not config.json:
                     console.print(Rule(f"{text.index}"))
                     console.print(text.text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         except KeyboardInterrupt:
-            where = f" and kept in {config.out}" if config.out else ""
+            where = f" and kept in {config.out}" if done and config.out else ""
             side.print(f"cdlm: interrupted; {len(done)} of {len(drafts)} texts are written{where}")
             sys.exit(130)
     seconds = time.perf_counter() - began
@@ -148,6 +160,8 @@ class Source:
     kind: Literal["prompt", "infill", "rewrite"]
     text: str
     where: str = ""
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What else its line says; it goes into the result as it is."""
 
 
 def _sources(config: SampleConfig) -> Iterator[Source]:
@@ -162,7 +176,7 @@ def _sources(config: SampleConfig) -> Iterator[Source]:
     name = "standard input" if config.input == "-" else config.input
     try:
         data = sys.stdin.buffer.read() if config.input == "-" else Path(config.input).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"there is no file {config.input}; --prompt takes a text itself") from None
     found = False
     for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
@@ -189,7 +203,7 @@ def _source(line: str, where: str, file: str) -> Source:
     kinds = [kind for kind in KINDS if isinstance(fields.get(kind), str)]
     if len(kinds) != 1:
         raise ValueError(f"{where} needs one of prompt, infill and rewrite, with a text")
-    return Source(kinds[0], fields[kinds[0]], where)
+    return Source(kinds[0], fields.pop(kinds[0]), where, fields)
 
 
 def _draft(model: Model, config: SampleConfig, source: Source) -> Draft:
@@ -203,14 +217,16 @@ def _draft(model: Model, config: SampleConfig, source: Source) -> Draft:
         raise ValueError(f"{source.where}: {error}" if source.where else str(error)) from None
 
 
-def _keep(text: Text, source: Source, config: SampleConfig, model: Model, file: IO[str] | None) -> None:
+def _record(text: Text, source: Source, config: SampleConfig, model: Model) -> dict[str, Any]:
+    """Everything about a text: what was asked, what was written, and how to write it again."""
+    names = [field.name for field in dataclasses.fields(Sampling)]
+    asked = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(Sampling, name)}
+    about = {source.kind: source.text, "seed": config.seed, "model": model.name, "sampling": asked}
+    return {**source.more, **dataclasses.asdict(text), **about}
+
+
+def _keep(record: dict[str, Any], config: SampleConfig, file: IO[str] | None) -> None:
     """One JSON line to the file, flushed, and to standard output if asked."""
-    if file is None and not config.json:
-        return
-    asked, defaults = vars(config.how), vars(Sampling())
-    record: dict[str, Any] = {**dataclasses.asdict(text), source.kind: source.text, "seed": config.seed}
-    record["model"] = model.name
-    record["sampling"] = {name: value for name, value in asked.items() if value != defaults[name]}
     if file is not None:
         print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
     if config.json:

@@ -233,13 +233,13 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
 def test_a_text_depends_on_its_seed_and_number_alone(kind: Kind) -> None:
-    model, prompts = small(kind), ["", "ab", "the sea", "xy"]
+    model, prompts, how = small(kind), ["", "ab", "the sea", "xy"], {} if kind == "causal" else {"steps": 8}
     one, three, many = (
-        model.sample(num=3, prompt=prompts, length=24, steps=8, seed=5, batch=batch) for batch in (1, 3, 32)
+        model.sample(num=3, prompt=prompts, length=24, seed=5, batch=batch, **how) for batch in (1, 3, 32)
     )
     assert one == three == many
-    assert model.sample(num=2, length=24, steps=8, seed=5) == one[:2]
-    assert model.sample(num=3, prompt=prompts, length=24, steps=8, seed=6) != one
+    assert model.sample(num=2, length=24, seed=5, **how) == one[:2]
+    assert model.sample(num=3, prompt=prompts, length=24, seed=6, **how) != one
     assert len({text.text for text in one}) == len(one)
 
 
@@ -247,7 +247,7 @@ def test_a_text_depends_on_its_seed_and_number_alone(kind: Kind) -> None:
 @pytest.mark.parametrize("words", ["bytes", "bpe"])
 def test_continuations_come_in_order_behind_their_prompts(kind: Kind, words: Words) -> None:
     model, prompts = small(kind, words), ["the cat", "a", "", "the old sea é"]
-    texts = model.sample(num=2, prompt=prompts, length=28, steps=6, batch=3)
+    texts = model.sample(num=2, prompt=prompts, length=28, batch=3)
     assert [text.index for text in texts] == list(range(8))
     lead = [model.tokenizer.bos] if kind == "causal" else []
     for text in texts:
@@ -319,7 +319,7 @@ def test_only_texts_of_one_length_are_watched_together() -> None:
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
 def test_trimming_ends_a_text_at_its_end(kind: Kind) -> None:
     model = small(kind, favour=3.0)
-    whole, cut = (model.sample(num=6, prompt=["", "ab"], length=24, steps=8, trim=trim) for trim in (False, True))
+    whole, cut = (model.sample(num=6, prompt=["", "ab"], length=24, trim=trim) for trim in (False, True))
     ends = 0
     for long, short in zip(whole, cut, strict=True):
         first = next((k for k in range(1, 24) if long.tokens[k] == BYTES.eos), None)  # one at 0 begins a block
@@ -438,11 +438,6 @@ def test_blocks_write_longer_texts(kind: Kind, prompt: str) -> None:
     assert [frame.step for frame in frames] == sorted({frame.step for frame in frames})
 
 
-def test_a_block_changes_nothing_where_a_text_fits() -> None:
-    model = small("masked")
-    assert model.sample(num=2, length=32, steps=4, block=10) == model.sample(num=2, length=32, steps=4)
-
-
 # Refusals
 
 
@@ -509,7 +504,13 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
         ("masked", lambda m: m.sample(top_p=0.0), r"top-p must lie in \(0, 1\]"),
         ("masked", lambda m: m.sample(top_p=1.5), r"top-p must lie in \(0, 1\]"),
         ("masked", lambda m: m.sample(top_k=-1), "top-k must be at least 1"),
-        ("masked", lambda m: m.sample(block=32), "shorter than the model's own length of 32"),
+        ("masked", lambda m: m.sample(block=32, length=64), "own length of 32, and shorter than that"),
+        ("masked", lambda m: m.sample(block=10), "longer texts than the model's own length of 32"),
+        ("masked", lambda m: m.sample(temperature=1e-300), "above 0 and finite"),
+        ("masked", lambda m: m.sample(steps=10**9), "--steps must be at least 1"),
+        ("masked", lambda m: m.sample(length=10**11), "at most 10,000,000"),
+        ("causal", lambda m: m.sample(steps=4), "has no --steps"),
+        ("uniform", lambda m: m.rewrite("abc", t=1e-6, tail="sample"), "leaves nothing before a tail"),
         ("masked", lambda m: m.sample(block=-1), "--block must be at least 1"),
         ("masked", lambda m: m.sample(num=0), "at least one text"),
         ("masked", lambda m: m.sample(prompt=[]), "nothing to write"),

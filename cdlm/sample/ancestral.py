@@ -81,16 +81,18 @@ def _full(
     it turns into noise and asks nobody.
     """
     for first, t, a_t, a_s, kappa in _stretches(process, free, grid, corrector):
-        corrected = _noise(rng("corrected"), first, t, free) >= kappa.clamp(0, 1)
-        to = torch.where(corrected, torch.ones_like(a_s), a_s)
-        noised = free & corrected & (_noise(rng("noised"), first, t, free) >= a_s)
+        to, noised = a_s, torch.zeros((), dtype=torch.bool, device=free.device)
+        if corrector is not None:
+            corrected = _noise(rng("corrected"), first, t, free) >= kappa.clamp(0, 1)
+            to = torch.where(corrected, torch.ones_like(a_s), a_s)
+            noised = corrected & (_noise(rng("noised"), first, t, free) >= a_s)
         most = (1 - a_t / to) / (1 - a_t)
         u = _noise(rng("leave"), first, t, free)
         prior = process.prior_at(_noise(rng("prior"), first, t, free))
         route = torch.where(_noise(rng("route"), first, t, free) < to, -1, prior)
         data = _noise(rng("data"), first, t, free)
         columns = _chosen(free & ~noised & (u < most), data, u / most, route)
-        noise = _chosen(noised, prior)
+        noise = _chosen((free & noised).expand_as(u), prior)
         for k, (counts, index, *noises) in enumerate(columns):
             yield Pass(_times(t[k], free), counts, index, *noises, noise=noise[k][1:] if len(noise[k][1]) else None)
     if greedy:

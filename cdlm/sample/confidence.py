@@ -64,7 +64,7 @@ def confident(
             t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
             hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
             u = rng("hop", hop).uniform(l, x.device).flatten()[index]
-            token, certainty = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, x.device)
+            token, certainty = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, process.vocab)
             table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
             table.view(-1)[index] = certainty
             tie = rng("tie", hop).uniform(l, x.device)
@@ -78,12 +78,13 @@ def confident(
 
 
 def _drawn(
-    logits: Head, rows: Tensor, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, device: torch.device
+    logits: Head, rows: Tensor, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, vocab: int
 ) -> tuple[Index, Float[Tensor, "n"]]:
     """A token for each row, and how certain the network is about it."""
+    device = u.device
     token = torch.empty(len(rows), dtype=torch.long, device=device)
     certainty = torch.empty(len(rows), dtype=wide(device), device=device)
-    for at in chunks(len(rows)):
+    for at in chunks(len(rows), vocab):
         law = logits(rows[at]).to(device)
         token[at] = drawing.draw(drawing.shape(law), u[at])
         certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
@@ -94,9 +95,9 @@ def _certainty(law: LogLaw, token: Index, by: Confidence) -> Float[Tensor, "n"]:
     if by == "probability":
         return law.gather(-1, token[:, None])[:, 0]
     if by == "margin":
-        best = law.exp().topk(2).values
-        return best[:, 0] - best[:, 1]
-    return torch.special.xlogy(law.exp(), law.exp()).sum(-1)  # minus the entropy
+        best = law.topk(min(2, law.shape[-1])).values.exp()
+        return best[:, 0] - best[:, -1]
+    return (law.exp() * law.clamp(min=-1e9)).sum(-1)  # minus the entropy
 
 
 def _most(

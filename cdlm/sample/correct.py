@@ -26,6 +26,9 @@ class Corrector:
     | cap      | min(eta, most), where most = min(1, (1 - a_s) / a_t) is all that marginals bear |
     | rescale  | eta most                                                                        |
     | loop     | eta most, on the plateau of a `loop_grid`; nothing elsewhere                    |
+
+    Other processes have no masks: there kappa, at least 0, is the share of positions that hop as usual, and the rest is
+    predicted and noised again.
     """
 
     kind: Kind

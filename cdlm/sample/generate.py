@@ -19,7 +19,8 @@ from cdlm.sample.race import race
 from cdlm.sample.shape import Shape
 from cdlm.types import Tokens
 
-STEPS = 32
+STEPS, ETA, BOUND = 32, 0.05, 0.5
+_MOST = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Sampling:
     bound: float | None = None
     """For entropy-bound: how many nats of entropy to reveal in one step; more is faster and coarser [0.5]."""
     tail: Tail = "none"
-    """One more evaluation after the steps: sample as in the paper's protocol, argmax for the greedy tail."""
+    """One more evaluation after the steps: sample as in the paper's protocol, argmax for the greedy tail. Under masking
+    hardly anything is left for it."""
     corrector: Literal["none", Kind] = "none"
     """Take tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
     eta: float | None = None
@@ -66,8 +68,12 @@ class Sampling:
             value = getattr(self, field.name)
             if choices and value not in choices:
                 raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"--steps must be at least 1; got {self.steps}")
+        for name, kind in (("steps", int), ("top_k", int), ("block", int), ("temperature", (int, float))):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise ValueError(f"{_flag(name)} is a {'whole ' if kind is int else ''}number; got {value!r}")
+        if self.steps is not None and not 1 <= self.steps <= _MOST:
+            raise ValueError(f"--steps must be at least 1; got {self.steps} (and at most {_MOST:,})")
         if self.block < 0:
             raise ValueError(f"--block must be at least 1, or 0 for none; got {self.block}")
         self.shape()
@@ -79,8 +85,8 @@ class Sampling:
         if self.eta is not None and self.corrector == "none":
             raise ValueError("--eta goes with a corrector: add --corrector rescale, or leave it out")
         if self.corrector != "none":
-            Corrector(self.corrector, 0.05 if self.eta is None else self.eta)
-            self._alone("--corrector", self.order != "random" or self.precision == "naive-fp32")
+            Corrector(self.corrector, ETA if self.eta is None else self.eta)
+            self._alone(f"--corrector {self.corrector}", "order", "precision")
         if self.corrector == "loop" and self.grid != "uniform":
             raise ValueError("--corrector loop brings its own grid; leave out --grid")
         self.spaced()
@@ -89,19 +95,24 @@ class Sampling:
         if self.order in get_args(Confidence) and self.tail != "none":
             raise ValueError(f"--order {self.order} leaves no mask for a tail; leave out --tail")
         if self.precision == "naive-fp32":
-            self._alone("--precision naive-fp32", self.order != "random" or self.posterior == "mixture")
+            self._alone("--precision naive-fp32", "order")
+            if self.posterior == "mixture":
+                raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
+        if self.order == "dilated" and self.grid != "uniform":
+            raise ValueError("--order dilated needs the uniform grid: leave out --grid, or use --order bit-reversed")
 
-    def _alone(self, flag: str, broken: bool) -> None:
-        if broken:
-            raise ValueError(
-                f"{flag} belongs to the plain ancestral sampler: use it with --order random and its defaults"
-            )
+    def _alone(self, flag: str, *others: str) -> None:
+        """Some samplers do not combine."""
+        for name in others:
+            value = getattr(self, name)
+            if value in (*get_args(Confidence), "dilated", "bit-reversed", "first-hitting", "naive-fp32"):
+                raise ValueError(f"{flag} does not go with {_flag(name)} {value}: leave out one of them")
 
     def check(self, process: Process | None, posterior: Posterior = "plug-in") -> None:
         """Refuse what the process, or the posterior that the model calls for, cannot do."""
         defaults = Sampling()
         if process is None:
-            allowed = ("temperature", "top_k", "top_p", "precision", "steps")
+            allowed = ("temperature", "top_k", "top_p", "precision")
             asked = [
                 name for name in vars(self) if name not in allowed and getattr(self, name) != getattr(defaults, name)
             ]
@@ -114,6 +125,8 @@ class Sampling:
                 f"--order {self.order} reveals masks, and this model has none (its process is {process.name}); "
                 "use --order random"
             )
+        elif process.name == "masked" and self.posterior != "auto":
+            raise ValueError("under masking plug-in and mixture are the same: leave out --posterior")
         elif self.precision == "naive-fp32" and self.posterior == "auto" and posterior == "mixture":
             raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
 
@@ -180,13 +193,13 @@ def generate(
     grid = sampling.spaced(start)
     order = sampling.order
     if order == "probability" or order == "margin" or order == "entropy-bound":
-        bound = 0.5 if sampling.bound is None else sampling.bound
+        bound = BOUND if sampling.bound is None else sampling.bound
         return confident(predict, process, x, grid, rng, order, drawing, bound, given)
     if order != "random":
         return ordered(predict, process, x, grid, rng, order, drawing, sampling.tail, given)
     corrector = None
     if sampling.corrector != "none":
-        corrector = Corrector(sampling.corrector, 0.05 if sampling.eta is None else sampling.eta)
+        corrector = Corrector(sampling.corrector, ETA if sampling.eta is None else sampling.eta)
     return ancestral(predict, process, x, grid, rng, drawing, sampling.tail, given, corrector)
 
 

@@ -69,8 +69,9 @@ def first_hitting(
 def levels(order: Order, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
     """The level of each position; high ones are revealed first.
 
-    dilated: the positions of a hop are exactly `steps` apart, hops in random order. bit-reversed: coarse to fine, each
-    hop halfway between what is there already. Both count masked positions only, so that a blank is spread over itself.
+    dilated: the positions of a hop are exactly `steps` apart (on a uniform grid), hops in random order. bit-reversed:
+    coarse to fine, each hop halfway between what is there already. Both count masked positions only, so that a blank is
+    spread over itself.
     """
     if order == "random":
         return rng("reveal").uniform(is_mask.shape[1])

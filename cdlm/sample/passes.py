@@ -45,7 +45,7 @@ Precision = Literal["fp64", "fp32"]
 """In which the mass of the vocabulary is summed. Both draw from the same law: positions, uniforms and choices are
 double in either, and single precision moves a probability by about one part in ten million."""
 
-_CHUNK = 4096
+_ENTRIES = 2**26
 _DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 
 
@@ -159,9 +159,10 @@ def moving(process: Process, x: Tokens, given: Bool[Tensor, "b l"] | None) -> Bo
     return free if given is None else free & ~given
 
 
-def chunks(rows: int) -> Iterator[slice]:
-    """Rows a few thousand at a time: the law over the vocabulary of all of them at once may not fit in memory."""
-    return (slice(first, first + _CHUNK) for first in range(0, rows, _CHUNK))
+def chunks(rows: int, vocab: int) -> Iterator[slice]:
+    """Some rows at a time: the law over the vocabulary of all of them at once may not fit in memory."""
+    size = max(64, _ENTRIES // vocab)
+    return (slice(first, first + size) for first in range(0, rows, size))
 
 
 def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Float[Tensor, "n d"]:
@@ -192,7 +193,7 @@ def _answer(
     rows, held = F.pad(rows, (0, 0, 0, more)), F.pad(old, (0, more))
     u = None if one.u is None else F.pad(one.u, (0, more), value=0.5)
     token, stay = torch.empty_like(held), torch.zeros(n + more, dtype=wide(old.device), device=old.device)
-    for at in chunks(n + more):
+    for at in chunks(n + more, process.vocab):
         law = drawing.shape(logits(rows[at])).to(old.device)
         token[at] = law.argmax(-1) if u is None else drawing.draw(law, u[at])
         if ask:

@@ -1,8 +1,10 @@
 """Temperature, top-k and top-p: how a predicted law is sharpened before it is drawn from."""
 
 import dataclasses
+import functools
 
 import torch
+from torch import Tensor
 
 from cdlm.types import LogLaw
 
@@ -18,10 +20,10 @@ class Shape:
     """Tokens that are never drawn."""
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or self.temperature == float("inf"):
+        if not 1e-6 <= self.temperature < float("inf"):
             raise ValueError(
-                f"temperature must be above 0 and finite; got {self.temperature} (for the most likely token alone, "
-                "use top-k 1)"
+                f"temperature must be above 0 and finite, and at least 1e-6; got {self.temperature} (for the most "
+                "likely token alone, use top-k 1)"
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top-p must lie in (0, 1]; got {self.top_p} (1 keeps every token)")
@@ -31,16 +33,27 @@ class Shape:
     def __call__(self, logits: LogLaw) -> LogLaw:
         """Logits in, logits of the sharpened law out; -inf where it is zero."""
         if self.without:
-            logits = logits.index_fill(-1, torch.tensor(self.without, device=logits.device), -torch.inf)
+            logits = logits.index_fill(-1, _index(self.without, logits.device), -torch.inf)
         if self.temperature != 1:
-            logits = logits / self.temperature
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p < 1:
-            ordered, place = logits.double().sort(descending=True, stable=True)
-            before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-            before[..., 0] = 0  # the first token always stays: the smallest set that reaches p
-            beyond = torch.zeros_like(before, dtype=torch.bool).scatter(-1, place, before >= self.top_p)
-            logits = logits.masked_fill(beyond, -torch.inf)
-        return logits
+            best = logits.topk(self.top_k)
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
+        return _nucleus(logits, self.top_p) if self.top_p < 1 else logits
+
+
+def _nucleus(logits: LogLaw, p: float, among: int = 1024) -> LogLaw:
+    """The smallest set of tokens with probability p, sought among the likeliest first."""
+    v = logits.shape[-1]
+    best = logits.topk(min(among, v))
+    share = (best.values.double() - logits.double().logsumexp(-1, keepdim=True)).exp()
+    reached = share.cumsum(-1)
+    if among < v and not bool((reached[..., -1] >= p).all()):
+        return _nucleus(logits, p, v)
+    kept = best.values.masked_fill(reached - share >= p, -torch.inf)  # the first token always stays
+    return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, kept)
+
+
+@functools.lru_cache(maxsize=16)
+def _index(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(tokens, device=device)

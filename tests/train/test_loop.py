@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from cdlm import load
 from cdlm.config import RunConfig, from_json, read_config, to_json
 from cdlm.files import alone_in
 from cdlm.methods import METHODS, parse_method
-from cdlm.model import Architecture, Denoiser, LayoutError, pretrained, save
+from cdlm.model import Architecture, Denoiser, LayoutError, load, pretrained, save
 from cdlm.process import uniform
 from cdlm.recipes import RECIPES
 from cdlm.train import checkpoint, loop
