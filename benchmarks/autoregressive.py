@@ -101,9 +101,11 @@ def plot(rows: list[dict], path: Path, length: int) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    gpu = parser.parse_known_args()[0].device == "cuda"
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu = first.parse_known_args()[0].device == "cuda"
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, parents=[first])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32] if gpu else [1])
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
     parser.add_argument("--length", type=int, default=1024 if gpu else 128)

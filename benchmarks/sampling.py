@@ -106,9 +106,11 @@ def same_tokens(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    gpu = parser.parse_known_args()[0].device == "cuda"
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu = first.parse_known_args()[0].device == "cuda"
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, parents=[first])
     parser.add_argument("--process", choices=["masked", "uniform"], default="masked")
     parser.add_argument("--batch", type=int, default=32 if gpu else 4)
     parser.add_argument("--steps", type=int, default=32 if gpu else 16)

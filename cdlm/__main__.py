@@ -3,17 +3,10 @@
 import os
 import sys
 
-import torch
-
 
 def main() -> None:
-    torch.set_flush_denormal(True)  # tiny probabilities make denormals, which slow a CPU down tenfold
     try:
-        from cdlm.cli import cli
-    except ModuleNotFoundError as error:
-        sys.exit(f"cdlm: the command line needs {error.name}, which is not installed; run: pip install {error.name}")
-    try:
-        cli()
+        _run()
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -22,6 +15,17 @@ def main() -> None:
     except KeyboardInterrupt:
         print("cdlm: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _run() -> None:
+    import torch
+
+    torch.set_flush_denormal(True)  # tiny probabilities make denormals, which slow a CPU down tenfold
+    try:
+        from cdlm.cli import cli
+    except ModuleNotFoundError as error:
+        sys.exit(f"cdlm: the command line needs {error.name}, which is not installed; run: pip install {error.name}")
+    cli()
 
 
 if __name__ == "__main__":

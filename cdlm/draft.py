@@ -31,6 +31,8 @@ class Draft:
     """Whether a word carries the space before it, as in every vocabulary but that of bytes."""
     without: tuple[int, ...] = ()
     """Tokens that no hole may hold: a blank within a text does not end it."""
+    start: int | None = None
+    """The token that begins a block: where the model has written it first, it is no part of the text."""
     level: float | None = None
     """The time to which all of the text is noised before it is denoised from there (the paper's perturbation)."""
     clamp: bool = False
@@ -52,12 +54,16 @@ class Draft:
             return decode(ids[self.lead :])
         text = self.pieces[0]
         for (begin, end), piece in zip(self.holes, self.pieces[1:], strict=True):
-            filled = decode(ids[begin:end])
+            filled = decode(ids[self.begins(ids, begin) : end])
             text += filled.removeprefix(" ") if self.lends(text) else filled
             if len(ids) < end:
                 return text
             text += piece
         return text
+
+    def begins(self, ids: Sequence[int], begin: int) -> int:
+        """Where the text of a hole begins."""
+        return 1 if begin == 0 and self.start is not None and list(ids[:1]) == [self.start] else begin
 
     def lends(self, before: str) -> bool:
         """Where the text before a hole ends in a space already, that of the first word is one too many."""
@@ -73,7 +79,7 @@ def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = 
     except for a causal one, which cannot draw its first token from anything."""
     if not 2 <= length <= _LONGEST:
         raise ValueError(f"a text has at least 2 tokens, and at most {_LONGEST:,}; got the length {length}")
-    lead = [tokenizer.bos] if causal or (framed and prompt) else [HOLE] * framed
+    lead = [tokenizer.bos] if causal or (framed and prompt) else []
     given = _encode(prompt, tokenizer, open_end=True)
     if len(lead + given) >= length:
         raise ValueError(
@@ -81,7 +87,8 @@ def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = 
         )
     ids = lead + given
     holes = [(len(ids), length)]
-    return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer))
+    start = tokenizer.bos if framed else None
+    return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer), start=start)
 
 
 def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False) -> Draft:

@@ -36,6 +36,8 @@ from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
 MASK = "░"
+MOST = 1_000_000
+"""Texts of one call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Model:
     """What `cdlm.load` returns. Settings beyond the named ones are those of `Sampling`: steps, temperature, ..."""
 
     name: str
-    denoiser: Denoiser
-    tokenizer: Tokenizer
+    denoiser: Denoiser = dataclasses.field(repr=False)
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
     length: int
     """Tokens in a text that it was trained on; 0 if its folder does not say."""
     posterior: Posterior = "plug-in"
@@ -333,8 +335,8 @@ def _several(texts: str | Sequence[str] | None) -> Sequence[str]:
 
 
 def _times(drafts: list[Draft], num: int) -> list[Draft]:
-    if operator.index(num) < 1:
-        raise ValueError(f"write at least one text; got num {num}")
+    if not 1 <= operator.index(num) <= MOST:
+        raise ValueError(f"write at least one text, and at most {MOST:,}; got num {num}")
     if not drafts:
         raise ValueError("there is nothing to write: no prompt was given")
     return [draft for draft in drafts for _ in range(num)]

@@ -22,7 +22,7 @@ from cdlm.devices import Device, Dtype
 from cdlm.draft import Draft, has_blanks
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling, State
-from cdlm.text import Frame, Model, Text, load, trimmed
+from cdlm.text import MOST, Frame, Model, Text, load, trimmed
 
 KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill", "rewrite")
 
@@ -81,6 +81,8 @@ class SampleConfig(Sampling):
         for name in ("num", "width", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1; got {getattr(self, name)}")
+        if self.num > MOST:
+            raise ValueError(f"--num must be at most {MOST:,}; got {self.num}")
         if self.length is not None and self.length < 2:
             raise ValueError(f"--length must be at least 2; got {self.length}")
         asked = [name for name in ("prompt", "infill", "rewrite", "input") if getattr(self, name) is not None]
@@ -282,7 +284,7 @@ def _picture(model: Model, drafts: Sequence[Draft], frame: Frame, before: Frame 
         spans = draft.holes or [(draft.lead, len(ids))]
         for number, (begin, end) in enumerate(spans):
             lent = draft.lends(line.plain)
-            styled = [(_style(model, ids, old, j), ids[j]) for j in range(begin, min(end, len(ids)))]
+            styled = [(_style(model, ids, old, j), ids[j]) for j in range(draft.begins(ids, begin), min(end, len(ids)))]
             for style, run in itertools.groupby(styled, lambda pair: pair[0]):
                 shown = model.show([i for _, i in run])
                 line.append(shown.removeprefix(" ") if lent else shown, style)
@@ -305,7 +307,7 @@ def _summary(model: Model, config: SampleConfig, drafts: Sequence[Draft], done: 
     evaluations = sum(text.evaluations for text in done) / len(done)
     nats = sum(float(entropy(torch.tensor([text.tokens]))) for text in done if text.tokens) / len(done)
     texts = f"{len(done)} text{'s' * (len(done) > 1)}"
-    line = f"{model.name}: {texts}, {evaluations:.4g} evaluations each, entropy {nats:.2f} nats"
+    line = f"{model.name}: {texts}, {evaluations:.4g} evaluations a text, entropy {nats:.2f} nats"
     if config.watch:  # drawing takes longer than writing
         return line
     return f"{line}; {written:,} tokens in {seconds:.2f} s, {written / seconds:,.0f} tokens/s"

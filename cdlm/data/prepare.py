@@ -214,7 +214,8 @@ def _validation(config: PrepareConfig, documents: int) -> int:
     if wanted >= documents:
         raise ValueError(
             f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
-            'more documents (--separator "" cuts at blank lines), a --valid FILE, or --valid-share 0 for no validation'
+            'more documents (--source lines takes each line as one, --separator "" cuts at blank lines), a --valid '
+            "FILE, or --valid-share 0 for no validation"
         )
     return wanted
 

@@ -38,7 +38,7 @@ class Sampling:
     order: Literal[Order, "first-hitting", Confidence] = "random"
     """Which masks are revealed first. random is the exact ancestral sampler; first-hitting its limit of one token a
     step; dilated and bit-reversed keep the tokens of one step far apart; probability, margin and entropy-bound begin
-    with what the network is most certain about."""
+    with what the network is most certain about (with entropy-bound, steps is the most it takes)."""
     bound: float | None = None
     """For entropy-bound: how many nats of entropy to reveal in one step; more is faster and coarser [0.5]."""
     tail: Tail = "none"
@@ -72,8 +72,10 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise ValueError(f"{_flag(name)} is a {'whole ' if kind is int else ''}number; got {value!r}")
-        if self.steps is not None and not 1 <= self.steps <= _MOST:
-            raise ValueError(f"--steps must be at least 1; got {self.steps} (and at most {_MOST:,})")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"--steps must be at least 1; got {self.steps}")
+        if self.steps is not None and self.steps > _MOST:
+            raise ValueError(f"--steps must be at most {_MOST:,}; got {self.steps}")
         if self.block < 0:
             raise ValueError(f"--block must be at least 1, or 0 for none; got {self.block}")
         self.shape()
@@ -135,6 +137,8 @@ class Sampling:
 
     def times(self) -> list[float]:
         """The times of a grid of one's own."""
+        if not isinstance(self.grid, str):
+            raise ValueError(f'--grid is a word or times in one string, such as "1,0.6,0.2,0"; got {self.grid!r}')
         if self.grid in ("uniform", "cosine"):
             return []
         try:

@@ -48,7 +48,7 @@ def test_from_text_to_samples(work: Path) -> None:
     resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
     assert "this run is complete" in resumed
     text = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
-    assert "run/step-00000006: 2 texts, 4 evaluations each" in text
+    assert "run/step-00000006: 2 texts, 4 evaluations a text" in text
     same = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
     assert same.split("run/step-")[0] == text.split("run/step-")[0]
     assert "curves.png" in succeed(cdlm("plot", run))

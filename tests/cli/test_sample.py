@@ -91,7 +91,7 @@ def test_pages_show_each_text_and_a_summary(write, capsys: pytest.CaptureFixture
     assert out.index("─ 0 ─") < out.index("abc") < out.index("─ 1 ─") < out.rindex("abc")
     summary = out.splitlines()[-1]
     assert re.fullmatch(
-        r"writer: 2 texts, 3 evaluations each, entropy \d\.\d\d nats; 26 tokens in \d+\.\d\d s, [\d,]+ tokens/s",
+        r"writer: 2 texts, 3 evaluations a text, entropy \d\.\d\d nats; 26 tokens in \d+\.\d\d s, [\d,]+ tokens/s",
         summary,
     )
 
@@ -118,7 +118,7 @@ def test_given_tokens_of_an_autoregressive_model_are_not_counted(
     write, causal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(model=causal, num=1, prompt="abc", steps=None)
-    assert "1 text, 12 evaluations each" in (out := capsys.readouterr().out)
+    assert "1 text, 12 evaluations a text" in (out := capsys.readouterr().out)
     assert "; 12 tokens in" in out
 
 
@@ -363,7 +363,7 @@ def test_watching_shows_every_step(write, capsys: pytest.CaptureFixture[str]) ->
     frames = out.split("text 0, step ")
     assert frames[1].count(f"abc{MASK * 13}") == 2
     assert MASK not in frames[-1]
-    assert "writer: 2 texts, 4 evaluations each" in frames[-1]
+    assert "writer: 2 texts, 4 evaluations a text" in frames[-1]
     assert texts == sorted(write(num=2, prompt="abc", steps=4), key=lambda text: text.index)
 
 
