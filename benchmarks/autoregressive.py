@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.network import machine, network, timed
+from benchmarks.network import arguments, machine, network, timed
 from cdlm.model import Architecture, Denoiser
 from cdlm.model.record import accelerate
 from cdlm.process import masked
@@ -101,20 +101,11 @@ def plot(rows: list[dict], path: Path, length: int) -> None:
 
 
 def parse() -> argparse.Namespace:
-    first = argparse.ArgumentParser(add_help=False)
-    first.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    gpu = first.parse_known_args()[0].device == "cuda"
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, parents=[first])
+    parser, gpu = arguments(__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32] if gpu else [1])
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
     parser.add_argument("--length", type=int, default=1024 if gpu else 128)
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3 if gpu else 1)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
-    parser.add_argument("--out", type=Path, help="write the table as JSON, and a plot beside it")
     return parser.parse_args()
 
 

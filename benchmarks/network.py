@@ -1,5 +1,6 @@
-"""What the benchmarks share: a network with random weights that says something, a clock, and peak memory."""
+"""What the benchmarks share: their options, a network with random weights that says something, a clock, and peak memory."""
 
+import argparse
 import dataclasses
 import resource
 import statistics
@@ -11,6 +12,21 @@ import torch
 
 from cdlm.model import Architecture, Denoiser
 from cdlm.process import Process
+
+
+def arguments(about: str | None) -> tuple[argparse.ArgumentParser, bool]:
+    """The options of every benchmark, and whether it will run on a GPU, which other defaults suit."""
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu = first.parse_known_args()[0].device == "cuda"
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=kind, parents=[first])
+    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
+    parser.add_argument("--out", type=Path, help="write the table as JSON (and a plot, where there is one)")
+    return parser, gpu
 
 
 def network(shape: Architecture, process: Process | None, vocab: int, device: str, dtype: torch.dtype) -> Denoiser:

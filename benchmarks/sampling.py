@@ -15,11 +15,10 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from benchmarks.network import machine, network, timed
+from benchmarks.network import arguments, machine, network, timed
 from cdlm.eval.diversity import entropy
 from cdlm.model import Architecture
 from cdlm.model.record import accelerate
@@ -106,21 +105,12 @@ def same_tokens(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def parse() -> argparse.Namespace:
-    first = argparse.ArgumentParser(add_help=False)
-    first.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    gpu = first.parse_known_args()[0].device == "cuda"
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, parents=[first])
+    parser, gpu = arguments(__doc__)
     parser.add_argument("--process", choices=["masked", "uniform"], default="masked")
     parser.add_argument("--batch", type=int, default=32 if gpu else 4)
     parser.add_argument("--steps", type=int, default=32 if gpu else 16)
     parser.add_argument("--length", type=int, default=1024 if gpu else 256)
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5 if gpu else 1)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
     return parser.parse_args()
 
 
