@@ -1,4 +1,4 @@
-"""What the benchmarks share: their options, a network with random weights that says something, a clock, and peak memory."""
+"""What the benchmarks share: options, a network with random weights that says something, a clock, and peak memory."""
 
 import argparse
 import dataclasses
