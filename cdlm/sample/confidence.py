@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Process
 from cdlm.rng import Rng
 from cdlm.sample.grid import Grid
-from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, moving, split
+from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, is_blank, moving, split
 from cdlm.types import Index, LogLaw, Tokens, wide
 
 Confidence = Literal["probability", "margin", "entropy-bound"]
@@ -47,7 +46,7 @@ def confident(
     l, hops = x.shape[1], len(grid) - 1
     masks = 1 - process.noise.alpha(grid)
     start = moving(process, x, given).sum(-1)
-    blank = isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    blank = is_blank(predict, process, x)
     evaluations = [0] * len(x)
     yield State(x, 0, hops, evaluations)
     for hop in range(hops):
@@ -56,11 +55,12 @@ def confident(
         share = float(masks[hop + 1] / masks[0])
         keep = (left - (start.to(wide(x.device)) * share + 1e-9).floor().long()).clamp(min=0)
         busy = (left > 0) if by == "entropy-bound" else (keep > 0)
-        running = busy.nonzero()[:, 0]
-        if len(running):
+        run = torch.ones_like(busy) if drawing.compiled else busy
+        running = run.nonzero()[:, 0]
+        if bool(busy.any()):
             evaluations = [done + now for done, now in zip(evaluations, busy.tolist(), strict=True)]
             index = (is_mask & busy[:, None]).flatten().nonzero()[:, 0]
-            place = (busy.cumsum(0) - 1)[index // l] * l + index % l
+            place = (run.cumsum(0) - 1)[index // l] * l + index % l
             t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
             hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
             u = rng("hop", hop).uniform(l, x.device).flatten()[index]

@@ -117,7 +117,7 @@ def follow(
     drawing = drawing or Drawing()
     trunk, logits = split(predict, process)
     evaluations = [0] * len(x)
-    blank = isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    blank = is_blank(predict, process, x)
     yield State(x, 0, steps, evaluations)
     for number, one in enumerate(passes):
         if len(one.index):
@@ -159,6 +159,11 @@ def moving(process: Process, x: Tokens, given: Bool[Tensor, "b l"] | None) -> Bo
     return free if given is None else free & ~given
 
 
+def is_blank(predict: Predictor, process: Process, x: Tokens) -> bool:
+    """Whether one position speaks for all: rotary attention mixes the equal values of masks into the same value."""
+    return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+
+
 def chunks(rows: int, vocab: int) -> Iterator[slice]:
     """Some rows at a time: the law over the vocabulary of all of them at once may not fit in memory."""
     size = max(64, _ENTRIES // vocab)
@@ -168,7 +173,7 @@ def chunks(rows: int, vocab: int) -> Iterator[slice]:
 def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Float[Tensor, "n d"]:
     """What the trunk says at the positions of a pass."""
     length, sequence, place = x.shape[1], one.index // x.shape[1], one.index % x.shape[1]
-    if blank:  # rotary attention mixes equal values into the same value: one masked position speaks for all
+    if blank:
         return trunk(x[:, :1], one.t)[sequence, 0]
     t, counts = one.t, one.counts
     if 0 in counts and not compiled:
