@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 from cdlm.data.tokenizer import END, Tokenizer
 from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised
 
-from .test_text import BPE, BYTES, TOKENIZERS, Kind, Words, small, spelled
+from .writers import BPE, BYTES, TOKENIZERS, Kind, Words, small, spelled
 
 H = HOLE
 

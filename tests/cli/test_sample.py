@@ -21,7 +21,7 @@ from cdlm.sample import State
 from cdlm.text import MASK, Model, Text
 from cdlm.write import SampleConfig, write_texts
 
-from ..test_text import BPE, write_model
+from ..writers import BPE, write_model
 from .test_cli import ROOT, cdlm
 
 QUICK = {"steps": 3, "length": 16, "device": "cpu"}
