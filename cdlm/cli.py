@@ -98,6 +98,14 @@ def sample(arguments: list[str]) -> None:
     write_texts(_parse(SampleConfig, "sample", arguments, positional="model"), _console())
 
 
+def evaluate(arguments: list[str]) -> None:
+    """Measure models: perplexity under a judge, entropy, BLEU, MAUVE, NELBO, consistency."""
+    from cdlm.eval.grid import EvalConfig
+    from cdlm.eval.suite import evaluate as run
+
+    run(_parse(EvalConfig, "eval", arguments, positional="models"), _console())
+
+
 @dataclasses.dataclass(frozen=True)
 class Nothing:
     """List the named runs, what each reproduces and what it costs."""
@@ -121,6 +129,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "plot": plot,
     "sample": sample,
+    "eval": evaluate,
 }
 
 

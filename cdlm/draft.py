@@ -37,6 +37,8 @@ class Draft:
     """The time to which all of the text is noised before it is denoised from there (the paper's perturbation)."""
     clamp: bool = False
     """After noising, keep the tokens that the noise left alone; under masking they stay anyway."""
+    evenly: bool = False
+    """Noise exactly the expected number of words, not each with that probability; starts and ends of text stay."""
 
     @property
     def written(self) -> int:

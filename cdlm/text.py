@@ -80,6 +80,9 @@ class Model:
     framed: bool = False
     """Whether the texts it was trained on begin with a token of their own."""
     compiled: bool = False
+    folder: Path | None = dataclasses.field(default=None, repr=False)
+    trained: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """By which method and how long, and from which model; as far as its folder says."""
 
     def sample(
         self,
@@ -140,6 +143,17 @@ class Model:
     def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
         """What `rewrite` writes."""
         return _times([noised(one, self.tokenizer, t, clamp, self.framed) for one in texts], num)
+
+    def perturbations(self, blocks: Iterable[Sequence[int]], share: float = 0.5, clamp: bool = False) -> list[Draft]:
+        """The paper's conditional task: exactly this share of each block's words is noise; the model recovers them."""
+        if self.denoiser.process is None:
+            raise ValueError(f"{self.name} is autoregressive: it cannot recover words within a text")
+        t = float(self.denoiser.process.noise.inverse(torch.tensor(1 - share, dtype=torch.float64)))
+        lead = int(self.framed)
+        return [
+            Draft(list(ids), [self.tokenizer.decode(ids[lead:])], [], lead, level=t, clamp=clamp, evenly=True)
+            for ids in blocks
+        ]
 
     def write(
         self,
@@ -219,8 +233,13 @@ class Model:
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
         if first.level is not None:
             lead = torch.arange(ids.shape[1], device=ids.device) < first.lead
-            x = torch.where(lead, ids, process.corrupt(ids, first.level, rng("noise")))
-            given = lead | (process.kept(ids, first.level, rng("noise")) & first.clamp)
+            noise, words = rng("noise"), (ids != self.tokenizer.eos) & (ids != self.tokenizer.bos) & ~lead
+            if first.evenly:
+                kept = process.kept_evenly(ids, first.level, noise, words)
+            else:
+                kept = process.kept(ids, first.level, noise)
+            x = torch.where(lead | kept, ids, process.start(ids.shape[1], noise, ids.device))
+            given = lead | (kept & first.clamp)
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
@@ -240,7 +259,8 @@ class Model:
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for number, draft in enumerate(drafts):
             given = draft.written if self.denoiser.process is None else 0
-            kinds.setdefault((len(draft.ids), draft.level, draft.clamp, draft.without, given), []).append(number)
+            kind = (len(draft.ids), draft.level, draft.clamp, draft.evenly, draft.without, given)
+            kinds.setdefault(kind, []).append(number)
         return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
 
     def _all(self, drafts: Sequence[Draft], how: dict[str, Any], seed: int, trim: bool, batch: int) -> list[Text]:
@@ -278,7 +298,8 @@ def load(
     name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
-    return Model(name, denoiser, words, compiled=compile, **about)
+    trained = config.get("trained") or {}
+    return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, **about)
 
 
 def sampling_of(how: dict[str, Any]) -> Sampling:

@@ -1,4 +1,8 @@
-"""How varied a text is."""
+"""How varied texts are: numbers that fall when a model repeats itself or sharpens."""
+
+import collections
+import math
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,3 +14,26 @@ def entropy(x: Tokens) -> Float[Tensor, "b"]:
     """The unigram entropy of each sequence's own tokens, in nats: log l if all differ, 0 if all are the same."""
     same = (x[:, :, None] == x[:, None, :]).sum(-1).double()
     return (x.shape[1] / same).log().mean(-1)
+
+
+def pooled_entropy(texts: Sequence[Sequence[int]]) -> float:
+    """The unigram entropy of all texts together, in nats: larger than that of each text, never to be mixed with it."""
+    counts = collections.Counter(token for text in texts for token in text)
+    total = counts.total()
+    return math.log(total) - sum(n * math.log(n) for n in counts.values()) / total
+
+
+def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
+    """Distinct-n: different n-grams of all texts together, as a share of all n-grams."""
+    grams = [gram for text in texts for gram in _grams(text, n)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
+    """The share of n-grams that their own text has held before; the mean over texts."""
+    shares = [1 - len(set(grams)) / len(grams) for text in texts if (grams := _grams(text, n))]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    return list(zip(*(text[k:] for k in range(n)), strict=False))

@@ -3,25 +3,56 @@
 from collections.abc import Iterable
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.rng import seeded
+from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
 
-@torch.no_grad()
 def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int = 0, rows: int = 64) -> float:
     """The mean over numbered batches, one stratified time a sequence, `rows` sequences at a time.
 
     A batch's noise depends on its number and size alone, not on how it is cut.
     """
-    row = "ar" if denoiser.process is None else "mdlm" if denoiser.process.name == "masked" else "udlm"
-    objective = METHODS[row](denoiser.process, total=1)
-    total, count = 0.0, 0
+    found = []
     for number, x0 in batches:
-        for part in torch.arange(len(x0)).split(rows):
-            rng = seeded(seed, "nelbo", number, batch=len(x0), rows=part)
-            loss = objective.loss(denoiser, None, x0[part.to(x0.device)], 0, rng).total
-            total, count = total + loss.item() * len(part), count + len(part)
-    return total / count
+        rng = seeded(seed, "nelbo", number, batch=len(x0))
+        found.append(bounds(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
+    return float(torch.cat(found).mean())
+
+
+def repeated(
+    denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64
+) -> Float[Tensor, "b times"]:
+    """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread."""
+    if denoiser.process is None:  # exact: nothing to repeat
+        times = 1
+    n = len(x0)
+    order = seeded(seed, "order", batch=n).uniform(times).argsort(0)
+    stratum = (torch.arange(times) * n + order).flatten()  # one of the first n, one of the next n, ...
+    rng = seeded(seed, "likelihood", batch=n * times)
+    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows).view(n, times)
+
+
+@torch.no_grad()
+def bounds(denoiser: Denoiser, x0: Tokens, stratum: Int[Tensor, "b"], rng: Rng, rows: int = 64) -> Float[Tensor, "b"]:
+    """One estimate for each sequence, at a time in its own stratum of the batch."""
+    row = "ar" if denoiser.process is None else "mdlm" if denoiser.process.name == "masked" else "udlm"
+    (term,) = METHODS[row](denoiser.process, total=1).terms
+    found = []
+    for part in torch.arange(len(x0)).split(rows):
+        own = rng[part](term.name)
+        s, t = term.times(0.0, stratum[part], rng.batch, own)
+        pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
+        hidden = denoiser.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t)
+        ((index, law),) = term.target(pair, None)
+        at = pair.at(index.to(hidden.device))
+        student = denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
+        surprise = term.weight(at) * term.divergence(target=law.to(hidden.device), student=student, pair=at)
+        length = pair.x0.shape[1]
+        sums = torch.zeros(len(part), dtype=torch.float64)
+        found.append(sums.index_add_(0, index.cpu() // length, surprise.double().cpu()) / length)
+    return torch.cat(found)

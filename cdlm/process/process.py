@@ -90,6 +90,12 @@ class Process:
         """The positions that `corrupt` leaves alone."""
         return rng("keep").uniform(x0.shape[1], x0.device) < self.noise.alpha(self._time(t, x0))
 
+    def kept_evenly(self, x0: Tokens, t: Time | float, rng: Rng, among: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+        """The same with the expected number of positions `among` those given, rounded, in place of a random one."""
+        u = rng("keep").uniform(x0.shape[1], x0.device).masked_fill(~among, torch.inf)
+        lost = ((1 - self.noise.alpha(self._time(t, x0))) * among.sum(-1, keepdim=True)).round()
+        return u.argsort(-1).argsort(-1) >= lost
+
     def bridge(self, x0: Tokens | LogLaw, x_t: Tokens, s: Time | float, t: Time | float, rng: Rng) -> Tokens:
         """x_s ~ q(x_s | x_t, x_0), Eq. (2) of Lemma 3.1, position by position, for 0 <= s < t <= 1.
 

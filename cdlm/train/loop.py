@@ -19,10 +19,10 @@ from cdlm.config import RunConfig, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import pick_device, weight_dtype
-from cdlm.files import alone_in
+from cdlm.files import alone_in, read_object
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import describe, load
+from cdlm.model.pretrained import describe, load, newest
 from cdlm.objective import Objective
 from cdlm.process import SCHEDULES
 from cdlm.schedules import scaled_decay
@@ -60,6 +60,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
     state = learner(config, network, objective, world)
     first, best = 0, None
+    base = _history(config) if last is None else last.model_config.get("trained", {}).get("from")
     if last is not None:
         _check_fit(last, network, objective, config)
         state.restore(last.step, last.tensors)
@@ -73,7 +74,8 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         if world.first:
             tokenizer = config.data / "tokenizer.json"
             about = {"length": config.length, "posterior": method.posterior, "framed": data.meta.packing == "wrapped"}
-            model = {**describe(network), "text": about}
+            how = {"method": config.method, "steps": step, "batch": config.batch, "length": config.length, "from": base}
+            model = {**describe(network), "text": about, "trained": how}
             found = checkpoint.Checkpoint(step, tensors, model, to_json(config), best, corpus, tokenizer)
             checkpoint.write(config.out, found, config.keep)
 
@@ -245,9 +247,18 @@ def _show(theirs: Any, ours: Any) -> str:
 
 
 def _comparable(model: dict[str, Any]) -> dict[str, Any]:
-    """What must agree for weights to fit: everything but the dropout, and how texts are sampled."""
+    """What must agree for weights to fit: everything but the dropout, how texts are sampled, and its history."""
     shape = {key: value for key, value in model["architecture"].items() if key != "dropout"}
-    return {**{key: value for key, value in model.items() if key != "text"}, "architecture": shape}
+    rest = {key: value for key, value in model.items() if key not in ("text", "trained")}
+    return {**rest, "architecture": shape}
+
+
+def _history(config: RunConfig) -> dict[str, Any] | None:
+    """How the model that this run starts from was trained, as far as its folder says."""
+    if config.init_from is None:
+        return None
+    trained: dict[str, Any] | None = read_object(newest(config.init_from) / "config.json").get("trained")
+    return trained
 
 
 def _check_finite(

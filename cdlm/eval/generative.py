@@ -1,0 +1,53 @@
+"""Generative perplexity: what a judge makes of texts, with its uncertainty."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cdlm.rng import seeded
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A number, and where it lies with 95 % confidence; the texts are what varies."""
+
+    value: float
+    low: float
+    high: float
+
+
+def perplexity(nats: Sequence[float], tokens: Sequence[int], seed: int = 0) -> Interval:
+    """exp(total surprise / total tokens) over all texts: never a mean of perplexities, which is always larger."""
+    if not sum(tokens):
+        raise ValueError("no token of these texts counts for a perplexity: they are empty")
+    n, k = torch.tensor(nats, dtype=torch.float64), torch.tensor(tokens, dtype=torch.float64)
+    draws = resamples(len(n), seed)
+    return interval(float((n.sum() / k.sum()).exp()), (n[draws].sum(-1) / k[draws].sum(-1).clamp(min=1)).exp())
+
+
+def mean(values: Sequence[float], seed: int = 0) -> Interval:
+    """The mean over texts."""
+    x = torch.tensor(values, dtype=torch.float64)
+    return interval(float(x.mean()), x[resamples(len(x), seed)].mean(-1))
+
+
+def resamples(n: int, seed: int = 0, times: int = RESAMPLES) -> Int[Tensor, "times n"]:
+    """Texts drawn with replacement, the same for every measure of one cell, so that they can be paired."""
+    return seeded(seed, "bootstrap", n, batch=times).integers(n, n)
+
+
+def interval(value: float, draws: Float[Tensor, "times"]) -> Interval:
+    """The percentiles of the resamples; draws that are not finite (a curve that is never crossed) are left out."""
+    draws = draws[draws.isfinite()]
+    if not len(draws):
+        return Interval(value, math.nan, math.nan)
+    edges = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=draws.dtype)
+    low, high = draws.quantile(edges).tolist()
+    return Interval(value, low, high)

@@ -1,0 +1,154 @@
+"""The measures of one cell: texts under a judge, the NELBO of a set, path invariance."""
+
+import contextlib
+import dataclasses
+import datetime
+import math
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cdlm import __version__
+from cdlm.data.tokenizer import END
+from cdlm.eval.bleu import TOKENISATION, bleu2, token_bleu2
+from cdlm.eval.consistency import own_chain, reliability
+from cdlm.eval.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.eval.generative import mean, perplexity
+from cdlm.eval.grid import Cell, EvalConfig
+from cdlm.eval.judge import Judge, Reading, counted
+from cdlm.eval.likelihood import repeated
+from cdlm.eval.mauve import FEW, mauve
+from cdlm.eval.results import Row, Samples
+from cdlm.rng import seeded
+
+PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
+"""(t, s) of the consistency task."""
+
+
+def judged(samples: Samples, judge: Judge, config: EvalConfig, key: str) -> Row:
+    """What one judge finds in the texts of a cell, and what needs no judge."""
+    about, lines = samples.about, samples.lines
+    matched = "reference" in lines[0]
+    began = time.perf_counter()
+    readings = judge.read([_clean(line["text"], about) for line in lines], config.protocol, features=matched)
+    seconds = time.perf_counter() - began
+    tokens = [line["tokens"] for line in lines]
+    own = [round(len(counted(ids, about["eos"])) * r.share) for ids, r in zip(tokens, readings, strict=True)]
+    nats, entropies = [r.nats for r in readings], [float(entropy(torch.tensor([ids]))) for ids in tokens]
+    scored, varied = perplexity(nats, [r.tokens for r in readings]), mean(entropies)
+    row: Row = {
+        **about,
+        "key": key,
+        "num": len(lines),
+        "nfe": sum(line["evaluations"] for line in lines) / len(lines),
+        "judge": judge.label,
+        "judge_hash": judge.fingerprint,
+        "protocol": config.protocol,
+        "window": judge.window,
+        "ppl": scored.value,
+        "ppl_interval": [scored.low, scored.high],
+        "ppl_model_token": perplexity(nats, own).value,
+        "entropy": varied.value,
+        "entropy_interval": [varied.low, varied.high],
+        "entropy_pooled": pooled_entropy(tokens),
+        **{f"distinct_{n}": distinct(tokens, n) for n in (1, 2, 3)},
+        "repetition_4": repetition(tokens),
+        "read": sum(r.share for r in readings) / len(readings),
+        "judge_seconds": round(seconds, 3),
+        "judge_tokens_per_second": round(sum(r.tokens for r in readings) / seconds, 1),
+        "per_text": {
+            "nats": [round(x, 4) for x in nats],
+            "tokens": [r.tokens for r in readings],
+            "entropy": [round(x, 5) for x in entropies],
+        },
+    }
+    return {**row, **(_against(samples, readings, judge, config) if matched else {}), **circumstances(config)}
+
+
+def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config: EvalConfig) -> Row:
+    """Beside what people wrote: MAUVE, and for recovered texts BLEU-2 and the originals' own perplexity."""
+    about, lines = samples.about, samples.lines
+    theirs = judge.read([_clean(line["reference"], about) for line in lines], config.protocol, features=True)
+    row: Row = {
+        "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
+        "mauve": mauve(_features(readings), _features(theirs)),
+        "mauve_warning": f"{len(lines)} texts; below {FEW} it is biased upwards" if len(lines) < FEW else None,
+    }
+    if about["task"] == "conditional":
+        row["bleu2"] = bleu2([line["text"] for line in lines], [line["reference"] for line in lines])
+        row["bleu2_tokens"] = token_bleu2(
+            [line["tokens"] for line in lines], [line["reference_tokens"] for line in lines]
+        )
+        row["bleu2_how"] = TOKENISATION
+    return row
+
+
+def likelihood(cell: Cell, config: EvalConfig) -> Row:
+    """The NELBO of a set, with its interval over texts and its spread over times."""
+    assert cell.set is not None
+    model, length = cell.model, config.length or cell.model.length
+    began = time.perf_counter()
+    blocks = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
+    found = repeated(model.denoiser, blocks.to(model.denoiser.device), config.times, config.seed, config.batch)
+    bound = mean(found.mean(-1).tolist())
+    characters = sum(len(model.tokenizer.decode(block)) for block in blocks.tolist()) / blocks.numel()
+    exact = model.denoiser.process is None
+    return {
+        "nelbo": bound.value,
+        "nelbo_interval": [bound.low, bound.high],
+        "nelbo_ppl": math.exp(bound.value),
+        "nelbo_std_over_times": None if exact else float(found.std(-1).mean()),
+        "nelbo_std_over_texts": float(found.mean(-1).std()) if len(found) > 1 else None,
+        "bits_per_character": bound.value / characters / math.log(2),
+        "times": found.shape[1],
+        "exact": exact,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+
+
+def consistency(cell: Cell, config: EvalConfig) -> Row:
+    """Both stand-ins for path invariance on text, at a few pairs of noise levels."""
+    assert cell.set is not None
+    model, length = cell.model, config.length or cell.model.length
+    began = time.perf_counter()
+    x0 = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed).to(model.denoiser.device)
+    rows = []
+    for t, s in PAIRS:
+        rng = seeded(config.seed, "consistency", batch=len(x0))
+        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch)
+        row: Row = {"t": t, "s": s, "reliability": dataclasses.asdict(curve), "reliability_error": curve.error}
+        if s > 0:  # at s = 0 the chain ends: its mean is f(x_t, t) by construction
+            few = torch.arange(min(16, len(x0)))
+            gap = own_chain(model.denoiser, x0[: len(few)], s, t, rng("chain")[few], posterior=model.posterior)
+            row |= {"own_chain_tv": gap.tv, "own_chain_floor": gap.floor}
+        rows.append(row)
+    return {"pairs": rows, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _clean(text: str, about: Row) -> str:
+    """The model's own name for the end of a text, by the one that judges know."""
+    return text.replace(about["end"], END)
+
+
+def _features(readings: Sequence[Reading]) -> NDArray[np.float32]:
+    return np.stack([r.feature for r in readings if r.feature is not None])
+
+
+def circumstances(config: EvalConfig) -> Row:
+    """When, where and with what."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and config.device != "cpu" else "cpu"
+    return {"time": now, "device": device, "torch": torch.__version__, "cdlm": __version__, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit of a clone; None for an installed package."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    return None

@@ -1,0 +1,65 @@
+"""Evaluation texts: files cut into blocks as the models saw them in training."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cdlm.data.prepare import wrap
+from cdlm.data.sources import SOURCES, Reader, kind_of
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.data.tokens import shuffled
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    """A named file. The name of a known corpus (openwebtext, lambada, wikitext103, ptb) says how to cut and
+    clean it."""
+
+    name: str
+    file: Path
+
+    @staticmethod
+    def parse(word: str) -> "Set":
+        """NAME=FILE, or a file alone, which is called by its own name."""
+        name, equals, file = word.partition("=")
+        path = Path(file if equals else word)
+        kind_of(str(path))
+        if not path.exists():
+            raise ValueError(f"there is no file {path}; texts are given as NAME=FILE, such as ptb=ptb_test.txt")
+        return Set(name if equals else path.stem, path)
+
+    @property
+    def fingerprint(self) -> str:
+        with self.file.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+    def documents(self) -> list[str]:
+        """The documents with text in them."""
+        source = next((SOURCES[name] for name in SOURCES if name == self.name), SOURCES["plain"])
+        documents, pieces = [], []
+        for piece in Reader(source).pieces(str(self.file)):
+            pieces.append(piece.text)
+            if piece.last:
+                documents.append("".join(pieces))
+                pieces = []
+        return [document for document in documents if document.strip()]
+
+    def blocks(self, tokenizer: Tokenizer, length: int, framed: bool, n: int, seed: int = 0) -> Int[Tensor, "n length"]:
+        """n different blocks, drawn at random: documents end to end, framed by start and end where the model's were."""
+        ids = np.concatenate([[*one, tokenizer.eos] for one in tokenizer.encode_batch(self.documents())])
+        if framed:
+            found, _ = wrap(ids, length, tokenizer.bos, tokenizer.eos)
+        else:
+            found = ids[: len(ids) // length * length].reshape(-1, length)
+        if len(found) < n:
+            raise ValueError(
+                f"{self.file} has {len(ids):,} tokens: {len(found)} blocks of {length}, and {n} are asked for; give a "
+                f"longer text, or a smaller --num"
+            )
+        chosen = shuffled(torch.arange(n), len(found), seed, 0)
+        return torch.from_numpy(found[chosen.numpy()].astype(np.int64))

@@ -1,0 +1,213 @@
+"""`cdlm eval`: a grid of cells, each written, judged and kept; whatever stops it, finished cells are not lost."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+
+from cdlm.eval.clock import Clock, minutes, summary, table
+from cdlm.eval.grid import PAPER, ROBUST, Cell, EvalConfig, cells
+from cdlm.eval.judge import Judge, fingerprint, open_judge
+from cdlm.eval.measure import circumstances, consistency, judged, likelihood
+from cdlm.eval.results import (
+    RESULTS,
+    Row,
+    Samples,
+    append_row,
+    key_of,
+    read_rows,
+    read_samples,
+    samples_path,
+    write_samples,
+)
+from cdlm.eval.sets import Set
+from cdlm.files import alone_in
+from cdlm.sample import State
+from cdlm.text import load
+
+
+def evaluate(config: EvalConfig, console: Console | None = None) -> list[Row]:
+    """Every cell of the grid that is not finished yet; returns the rows of all that were asked for."""
+    console = console or Console()
+    models = {
+        label: load(source, config.device, config.dtype, config.compile, config.tokenizer)
+        for label, source in config.sources()
+    }
+    wanted, skipped = cells(config, models)
+    if models and not wanted:
+        raise ValueError("no cell of this grid can be computed: " + "; ".join(skipped))
+    for why in skipped:
+        console.print(f"left out: {why}", markup=False, highlight=False)
+    for cell in wanted:
+        _check(cell, config)
+    judges = [open_judge(name, config.device) for name in config.judge]
+    if judges and config.count < ROBUST and config.protocol == "robust":
+        console.print(f"{config.count} texts a cell are few: intervals will be wide (robust numbers have {ROBUST})")
+    config.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    with alone_in(config.out):
+        finished = {row["key"]: row for row in read_rows(config.out)} if (config.out / RESULTS).exists() else {}
+        try:
+            for row in (
+                _rows(wanted, config, judges, finished, console)
+                if models
+                else _again(config, judges, finished, console)
+            ):
+                rows.append(row)
+        except KeyboardInterrupt:
+            console.print(f"interrupted; {len(rows)} cells are kept in {config.out}: run the same command to go on")
+            sys.exit(130)
+    console.print(table(rows))
+    console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
+    return rows
+
+
+def _rows(
+    wanted: Sequence[Cell], config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row], console: Console
+) -> Iterator[Row]:
+    """The rows of every cell, with an estimate of the time before, and of the time left on the way."""
+    keys = {cell: _keys(cell, config, judges) for cell in wanted}
+    missing = [cell for cell in wanted if any(key not in finished for key in keys[cell])]
+    console.print(f"{len(wanted)} cells, {len(wanted) - len(missing)} of them finished before", highlight=False)
+    with Clock(missing, config, judges, console) as clock:
+        for cell in wanted:
+            if cell in missing:
+                clock.begin(cell)
+                for row in _cell(cell, config, judges, keys[cell], finished, clock.show):
+                    append_row(config.out, row)
+                    finished[row["key"]] = row
+                    clock.tell(row)
+                clock.end(cell)
+            yield from (finished[key] for key in keys[cell])
+
+
+def _check(cell: Cell, config: EvalConfig) -> None:
+    """Refuse what cannot be measured, before a judge is opened."""
+    model, length = cell.model, config.length or cell.model.length
+    if not length:
+        raise ValueError(f"{model.name} does not say how long its texts are: give a --length")
+    if cell.set is not None:
+        cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
+    elif config.reference is not None:
+        Set.parse(str(config.reference)).blocks(model.tokenizer, length, model.framed, config.count, config.seed)
+    if cell.how is not None and cell.task == "unconditional":
+        model.check(model.continuations([""], 1, length), cell.how)
+
+
+def _keys(cell: Cell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
+    """The keys of a cell's rows: one for each judge, or one alone."""
+    if cell.how is None:
+        return [key_of({**about_model(cell, config), "times": config.times, "trained": None})]
+    return [_row_key(about_cell(cell, config), judge, config) for judge in judges]
+
+
+def _cell(
+    cell: Cell,
+    config: EvalConfig,
+    judges: Sequence[Judge],
+    keys: Sequence[str],
+    finished: dict[str, Row],
+    show: Callable[[State, int], None],
+) -> Iterator[Row]:
+    """The rows of one cell that are not finished."""
+    if cell.how is None:
+        measure = likelihood if cell.task == "likelihood" else consistency
+        yield {**about_model(cell, config), "key": keys[0], **measure(cell, config), **circumstances(config)}
+        return
+    samples = _samples(cell, config, show)
+    for key, judge in zip(keys, judges, strict=True):
+        if key not in finished:
+            yield judged(samples, judge, config, key)
+
+
+def about_model(cell: Cell, config: EvalConfig) -> Row:
+    """What a cell's numbers depend on: the model by its weights, the task, the texts and the seed."""
+    model = cell.model
+    process = model.denoiser.process
+    about: Row = {
+        "task": cell.task,
+        "model": cell.label,
+        "hash": fingerprint(model.folder) if model.folder else "",
+        "trained": model.trained,
+        "process": process.name if process else "none",
+        "vocab": model.tokenizer.vocab_size,
+        "length": config.length or model.length,
+        "num": config.count,
+        "seed": config.seed,
+        "dtype": str(model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
+    }
+    if cell.set is not None:
+        about |= {"set": cell.set.name, "set_hash": cell.set.fingerprint}
+    return about
+
+
+def about_cell(cell: Cell, config: EvalConfig) -> Row:
+    """The same for texts that a model writes; their number is not part of the key: the first of many are the few."""
+    assert cell.how is not None
+    about = about_model(cell, config)
+    num = about.pop("num")
+    about |= {"sampling": dataclasses.asdict(cell.how), "clamp": config.clamp and cell.task == "conditional"}
+    about["key"] = key_of({name: value for name, value in about.items() if name not in ("model", "trained")})
+    words = cell.model.tokenizer
+    return {**about, "num": num, "eos": words.eos, "end": words.decode([words.eos])}
+
+
+def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None]) -> Samples:
+    """The texts of a cell: kept ones if there are enough of them, else written now, and kept."""
+    assert cell.how is not None
+    about, n = about_cell(cell, config), config.count
+    path = samples_path(config.out, cell.name, about["key"])
+    kept = next(iter((config.out / "samples").glob(f"*-{about['key']}.jsonl")), path)
+    if kept.exists():
+        samples = read_samples(kept)
+        if len(samples.lines) >= n and (config.reference is None or "reference" in samples.lines[0]):
+            return Samples({**samples.about, **about, "file": kept.name}, samples.lines[:n])
+    model, length = cell.model, about["length"]
+    texts = cell.set or (Set.parse(str(config.reference)) if config.reference else None)
+    blocks = texts.blocks(model.tokenizer, length, model.framed, n, config.seed) if texts else None
+    if cell.task == "conditional":
+        assert blocks is not None
+        drafts = model.perturbations(blocks.tolist(), clamp=about["clamp"])
+    else:
+        drafts = model.continuations([""], n, length)
+    began = time.perf_counter()
+    found = sorted(model.write(drafts, cell.how, config.seed, batch=config.batch, show=show), key=lambda t: t.index)
+    about["sample_seconds"] = round(time.perf_counter() - began, 3)
+    about |= circumstances(config)
+    lines = [dataclasses.asdict(text) for text in found]
+    for line, block in zip(lines, [] if blocks is None else blocks.tolist(), strict=blocks is not None):
+        line |= {"reference": model.tokenizer.decode(block[int(model.framed) :]), "reference_tokens": block}
+    write_samples(path, Samples(about, lines))
+    return Samples({**about, "file": path.name}, lines)
+
+
+def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row], console: Console) -> Iterator[Row]:
+    """Score kept texts without their models: another judge, or another protocol."""
+    paths = sorted((config.out / "samples").glob("*.jsonl"))
+    if not paths:
+        raise ValueError(f"{config.out} holds no texts to judge; name models first: cdlm eval MODEL... --judge JUDGE")
+    began = time.perf_counter()
+    for number, path in enumerate(paths, 1):
+        samples = read_samples(path)
+        n = min(len(samples.lines), config.num or len(samples.lines))
+        n = min(n, PAPER) if config.protocol == "paper" else n
+        samples = Samples({**samples.about, "num": n, "file": path.name}, samples.lines[:n])
+        for judge in judges:
+            key = _row_key(samples.about, judge, config)
+            if key not in finished:
+                finished[key] = judged(samples, judge, config, key)
+                append_row(config.out, finished[key])
+                left = (time.perf_counter() - began) / number * (len(paths) - number)
+                console.print(f"{summary(finished[key])}; {minutes(left)} left", highlight=False, markup=False)
+            yield finished[key]
+
+
+def _row_key(about: Row, judge: Judge, config: EvalConfig) -> str:
+    which = {"samples": about["key"], "num": about["num"], "model": about["model"]}
+    return key_of({**which, "judge": judge.fingerprint, "protocol": config.protocol, "reference": _name(config)})
+
+
+def _name(config: EvalConfig) -> str | None:
+    return str(config.reference) if config.reference else None
