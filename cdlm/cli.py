@@ -106,6 +106,13 @@ def evaluate(arguments: list[str]) -> None:
     run(_parse(EvalConfig, "eval", arguments, positional="models"), _console())
 
 
+def report(arguments: list[str]) -> None:
+    """Turn results into the paper's tables and figures, and frontiers at matched entropy."""
+    from cdlm.report.write import ReportConfig, write_report
+
+    write_report(_parse(ReportConfig, "report", arguments, positional="results"), _console())
+
+
 @dataclasses.dataclass(frozen=True)
 class Nothing:
     """List the named runs, what each reproduces and what it costs."""
@@ -130,6 +137,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "plot": plot,
     "sample": sample,
     "eval": evaluate,
+    "report": report,
 }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from cdlm import __version__
 from cdlm.config import RunConfig
 from cdlm.data.toy import Encoding, Moons
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
+from cdlm.eval.consistency import heat
 from cdlm.exact import ancestral_law, listed, posterior, tabulate
 from cdlm.methods import parse_method
 from cdlm.model import SIZES, Denoiser, save
+from cdlm.plot import canvas
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
 from cdlm.sample import Drawing, Posterior, Predictor, ancestral, last, uniform_grid
@@ -30,6 +33,8 @@ from cdlm.types import Tokens
 
 EXACT = "exact"
 DATA = "data"
+TIMES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+"""Noise levels between which path invariance is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class MoonsConfig:
     dtype: Dtype = "float32"
     """Precision of the network."""
     out: Path = Path("runs/moons")
-    """Folder for moons.png, moons.json and the trained models."""
+    """Folder for moons.png, consistency.png, moons.json and the trained models."""
 
     def __post_init__(self) -> None:
         for name in ("train_steps", "batch", "samples"):
@@ -113,6 +118,7 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
     pictures: dict[tuple[str, int], Float[Tensor, "bins bins"]] = {(DATA, 0): _histogram(moons, truth)}
     cells = [_measure(moons, DATA, 0, pictures[DATA, 0], moons.law)]
     losses: dict[str, list[float]] = {spec: [] for spec in config.methods}
+    gaps: dict[str, list[list[float | None]]] = {}
     with Progress(console=console) as progress:
         hops = (len(config.methods) + 1) * len(config.sampling_steps)
         work = progress.add_task("two moons", total=len(config.methods) * config.train_steps + hops)
@@ -131,6 +137,8 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
                 law = ancestral_law(row.predict, row.process, moons.length, grid, row.posterior)
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
+            progress.update(work, description=f"path invariance of {spec}")
+            gaps[spec] = heat(row.predict, row.process, moons.law, moons.length, list(TIMES))
     seconds = round(time.perf_counter() - began, 1)
     result = {
         "config": {**dataclasses.asdict(config), "out": str(config.out)},
@@ -140,9 +148,11 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
         "seconds": seconds,
         "cells": [dataclasses.asdict(cell) for cell in cells],
         "losses": losses,
+        "consistency": {"times": list(TIMES), "tv": gaps},
     }
     (config.out / "moons.json").write_text(json.dumps(result, indent=1) + "\n")
     draw_figure(config, moons, pictures, cells, config.out / "moons.png")
+    draw_gaps(gaps, config.out / "consistency.png")
     console.print(table(config, cells))
     console.print(f"{seconds} s on {device}; wrote {config.out / 'moons.png'} and {config.out / 'moons.json'}")
     return cells
@@ -212,13 +222,8 @@ def draw_figure(
     path: Path,
 ) -> None:
     """Methods down, steps across, the data beside them; each panel with its two numbers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows, columns = (EXACT, *config.methods), (*config.sampling_steps, 0)
-    figure = Figure(figsize=(1.75 * len(columns) + 0.6, 1.5 * len(rows) + 0.7), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    figure, axes = canvas(1.75 * len(columns) + 0.6, 1.5 * len(rows) + 0.7, len(rows), len(columns))
     (x_low, x_high), (y_low, y_high) = ((edge[0].item(), edge[-1].item()) for edge in moons.edges)
     top = float(moons.histogram.max())
     found = {(cell.method, cell.steps): cell for cell in cells}
@@ -246,6 +251,24 @@ def draw_figure(
                 name = "exact f*" if spec == EXACT else _title(spec)
                 axis.set_ylabel(name, fontsize=9)
     figure.suptitle("Two moons: what each model draws in a number of steps", fontsize=11)
+    figure.savefig(path, dpi=130)
+
+
+def draw_gaps(gaps: dict[str, list[list[float | None]]], path: Path) -> None:
+    """Path invariance by enumeration: the distance of f(x_t, t) from the mean of f(x_s, s), for every s < t."""
+    figure, axes = canvas(2.6 * len(gaps) + 1.2, 3.0, 1, max(2, len(gaps)))
+    grids = {spec: [[math.nan if x is None else x for x in row] for row in rows] for spec, rows in gaps.items()}
+    top = max(x for grid in grids.values() for row in grid for x in row if not math.isnan(x))
+    for axis, (spec, grid) in zip(axes[0], grids.items(), strict=False):
+        axis.imshow(grid, origin="lower", cmap="viridis", vmin=0, vmax=top)
+        axis.set_xticks(range(0, len(TIMES), 2), [f"{s:g}" for s in TIMES[::2]], fontsize=7)
+        axis.set_yticks(range(0, len(TIMES), 2), [f"{t:g}" for t in TIMES[::2]], fontsize=7)
+        seen = [x for row in grid for x in row if not math.isnan(x)]
+        axis.set_title(f"{_title(spec) if spec != EXACT else 'exact f*'}\nmean {sum(seen) / len(seen):.3f}", fontsize=8)
+        axis.set_xlabel("s", fontsize=8)
+    axes[0][0].set_ylabel("t", fontsize=8)
+    figure.colorbar(axes[0][0].images[0], ax=list(axes[0]), label="total variation", shrink=0.8)
+    figure.suptitle("Path invariance: f(x_t, t) against the mean of f(x_s, s) over all bridges", fontsize=10)
     figure.savefig(path, dpi=130)
 
 

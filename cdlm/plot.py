@@ -65,13 +65,19 @@ def plot_schedules(config: RunConfig, name: str, out: Path) -> Path:
     return _save(figure, out)
 
 
-def _figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Any, Any]:
+    """A figure that needs no screen, and its axes: one, or a list of lists."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False, **how)
+    return figure, axes[0][0] if rows == columns == 1 else axes
+
+
+def _figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
+    figure, axes = canvas(4.5 * columns, 3.2 * rows, rows, columns)
     for axis in axes.flat:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)

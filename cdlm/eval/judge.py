@@ -6,6 +6,7 @@ judge, which has seen the very corpus that the models under test were trained on
 """
 
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -252,6 +253,7 @@ def _end(words: Any) -> int:
     return words.get_vocab().get(END, words.eos_token_id)
 
 
+@functools.lru_cache(maxsize=64)
 def fingerprint(folder: Path) -> str:
     """A hash of the weights and of what it takes to read them: the same model under any name."""
     digest = hashlib.sha256()

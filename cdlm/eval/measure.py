@@ -76,6 +76,7 @@ def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config
     theirs = judge.read([_clean(line["reference"], about) for line in lines], config.protocol, features=True)
     row: Row = {
         "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
+        "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_tokens"]]))) for x in lines])),
         "mauve": mauve(_features(readings), _features(theirs)),
         "mauve_warning": f"{len(lines)} texts; below {FEW} it is biased upwards" if len(lines) < FEW else None,
     }

@@ -1,12 +1,15 @@
 """Evaluation texts: files cut into blocks as the models saw them in training."""
 
 import dataclasses
+import functools
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cdlm.data.prepare import wrap
@@ -51,7 +54,7 @@ class Set:
 
     def blocks(self, tokenizer: Tokenizer, length: int, framed: bool, n: int, seed: int = 0) -> Int[Tensor, "n length"]:
         """n different blocks, drawn at random: documents end to end, framed by start and end where the model's were."""
-        ids = np.concatenate([[*one, tokenizer.eos] for one in tokenizer.encode_batch(self.documents())])
+        ids = _stream(self, tokenizer)
         if framed:
             found, _ = wrap(ids, length, tokenizer.bos, tokenizer.eos)
         else:
@@ -63,3 +66,11 @@ class Set:
             )
         chosen = shuffled(torch.arange(n), len(found), seed, 0)
         return torch.from_numpy(found[chosen.numpy()].astype(np.int64))
+
+
+@functools.lru_cache(maxsize=8)
+def _stream(texts: Set, tokenizer: Tokenizer) -> NDArray[np.unsignedinteger[Any]]:
+    """All documents as ids, an end after each."""
+    ends = np.array([tokenizer.eos])
+    parts = [part for ids in tokenizer.encode_batch(texts.documents()) for part in (ids, ends)]
+    return np.concatenate(parts).astype(np.uint32)

@@ -1,0 +1,209 @@
+"""The pictures of a report: the paper's bars, curves over steps, frontiers, reliability."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdlm.eval.results import Row
+from cdlm.plot import canvas
+from cdlm.report.frontier import Point
+from cdlm.report.rows import Section, canonical, distilled, name, plain, steps, unconditional
+
+REDS, BLUES, GREENS, GREYS = (
+    ("#b2182b", "#ef8a62", "#fddbc7"),
+    ("#2166ac", "#67a9cf", "#d1e5f0"),
+    ("#1b7837", "#7fbf7b", "#b8e0b4"),
+    ("#4d4d4d", "#999999"),
+)
+MARKS = "osD^vPX*<>"
+
+
+def bars(section: Section, path: Path) -> Path | None:
+    """Figure 2: perplexity over steps, entropy above each bar; distilled models hatched, families by colour."""
+    panels = []
+    for title, kinds in (("masked", ("masked",)), ("uniform", ("uniform", "unigram"))):
+        rows = [row for row in plain(unconditional(section.rows)) if row["process"] in kinds]
+        if rows:
+            panels.append((title, rows))
+    if not panels:
+        return None
+    widest = max(len({(name(r), steps(r)) for r in rows}) for _, rows in panels)
+    figure, axes = canvas(max(5.0, 0.34 * widest + 1.5) * len(panels), 3.8, 1, max(2, len(panels)))
+    for axis in axes[0][len(panels) :]:
+        axis.remove()
+    for axis, (title, rows) in zip(axes[0], panels, strict=False):
+        counts, names = sorted({steps(row) or 0 for row in rows}), list(dict.fromkeys(name(row) for row in rows))
+        colours = family_colours(rows)
+        wide = 0.86 / len(names)
+        for k, one in enumerate(names):
+            own = {steps(row) or 0: row for row in rows if name(row) == one}
+            x = [counts.index(n) - 0.43 + wide * (k + 0.5) for n in own]
+            height = [row["ppl"] for row in own.values()]
+            spread = [[abs(row["ppl_interval"][side] - row["ppl"]) for row in own.values()] for side in (0, 1)]
+            hatch = "///" if distilled(next(iter(own.values()))) else None
+            axis.bar(x, height, wide * 0.94, color=colours[one], hatch=hatch, edgecolor="white", label=one)
+            axis.errorbar(x, height, spread, fmt="none", ecolor="0.3", elinewidth=0.7, capsize=1.5)
+            for place, row in zip(x, own.values(), strict=True):
+                where = row["ppl_interval"][1] * 1.06
+                axis.text(place, where, f"{row['entropy']:.1f}", rotation=90, fontsize=6, ha="center", va="bottom")
+        for row in plain(unconditional(section.rows)):
+            if row["process"] == "none":
+                axis.axhline(row["ppl"], color="0.2", linestyle=":", linewidth=1, label=name(row))
+        _log(axis)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high * 1.9)
+        axis.set_xticks(range(len(counts)), [str(n) for n in counts])
+        axis.set_xlabel("sampling steps")
+        axis.set_ylabel("generative perplexity (entropy above)")
+        axis.set_title(f"{title} prior", fontsize=10)
+        axis.legend(fontsize=7, ncols=2, loc="upper right")
+    figure.suptitle(section.title, fontsize=9)
+    return _save(figure, path)
+
+
+def curves(section: Section, path: Path) -> Path | None:
+    """Perplexity and entropy over steps; an autoregressive model is a line across."""
+    rows = plain(unconditional(section.rows))
+    several = [row for row in rows if steps(row)]
+    if len({steps(row) for row in several}) < 2:
+        return None
+    figure, axes = canvas(10.5, 3.8, 1, 2)
+    colours = family_colours(rows)
+    for k, one in enumerate(dict.fromkeys(name(row) for row in rows)):
+        own = sorted((row for row in rows if name(row) == one), key=lambda row: steps(row) or 0)
+        for axis, measure in zip(axes[0], ("ppl", "entropy"), strict=True):
+            y = [row[measure] for row in own]
+            edge = [[row[f"{measure}_interval"][side] for row in own] for side in (0, 1)]
+            if steps(own[0]) is None:
+                axis.axhline(y[0], color=colours[one], linestyle=":", label=one)
+                continue
+            x = [steps(row) or 0 for row in own]
+            axis.plot(x, y, color=colours[one], marker=MARKS[k % len(MARKS)], markersize=4, label=one)
+            axis.fill_between(x, *edge, color=colours[one], alpha=0.15, linewidth=0)
+    for axis, label in zip(axes[0], ("generative perplexity", "entropy (nats)"), strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("sampling steps")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _log(axes[0][0])
+    axes[0][0].legend(fontsize=7)
+    figure.suptitle(section.title, fontsize=9)
+    return _save(figure, path)
+
+
+def frontiers(found: Sequence[Point], title: str, path: Path) -> Path | None:
+    """Perplexity against entropy for each step count: temperatures solid, top-p dashed, the plain cell filled."""
+    swept = [p for p in found if p.steps]
+    counts = sorted({p.steps for p in swept if p.steps and _sweep(swept, p)})
+    if not counts:
+        return None
+    columns = min(3, len(counts))
+    rows = -(-len(counts) // columns)
+    figure, axes = canvas(4.6 * columns, 3.8 * rows, rows, columns, sharey=True) if len(counts) > 1 else canvas(6, 4.2)
+    flat = np.atleast_1d(np.asarray(axes)).ravel()
+    names = list(dict.fromkeys(p.name for p in swept))
+    causal = [p for p in found if p.steps is None]
+    for axis, n in zip(flat, counts, strict=False):
+        for k, one in enumerate(names):
+            own = [p for p in swept if p.name == one and p.steps == n]
+            colour, mark = f"C{k}", MARKS[k % len(MARKS)]
+            for kind, style in (("T ", "-"), ("top-p ", "--")):
+                line = sorted(
+                    (p for p in own if p.control.startswith(kind) or p.control == "plain"), key=lambda p: p.entropy[0]
+                )
+                if len(line) > 1:
+                    x, y = [p.entropy[0] for p in line], [np.exp(p.log_ppl[0]) for p in line]
+                    axis.plot(x, y, style, color=colour, linewidth=1)
+            for p in own:
+                x, y = p.entropy[0], np.exp(p.log_ppl[0])
+                edge = [[abs(q - y)] for q in np.exp(np.percentile(p.log_ppl[1:], [2.5, 97.5]))]
+                filled = p.control == "plain"
+                axis.errorbar(
+                    [x],
+                    [y],
+                    edge,
+                    fmt=mark,
+                    color=colour,
+                    markersize=6 if filled else 4,
+                    markerfacecolor=colour if filled else "white",
+                    elinewidth=0.7,
+                    label=one if filled else None,
+                )
+        for p in causal:
+            if p.control == "plain":
+                axis.plot([p.entropy[0]], [np.exp(p.log_ppl[0])], "k*", markersize=9, label=p.name)
+        _log(axis)
+        axis.set_title(f"{n} steps", fontsize=10)
+        axis.set_xlabel("entropy (nats)")
+        axis.grid(alpha=0.3, which="both")
+    for axis in flat[len(counts) :]:
+        axis.remove()
+    flat[0].set_ylabel("generative perplexity")
+    flat[0].legend(fontsize=7)
+    figure.suptitle(f"{title}\nsolid: temperature, dashed: top-p, filled: neither; lower right is better", fontsize=9)
+    return _save(figure, path)
+
+
+def reliability(rows: Sequence[Row], path: Path) -> Path | None:
+    """E f(x_s, s) in bins of f(x_t, t): on the diagonal where a model is consistent."""
+    found = [row for row in rows if row["task"] == "consistency"]
+    if not found:
+        return None
+    pairs = [(pair["t"], pair["s"]) for pair in found[0]["pairs"]]
+    figure, axes = canvas(3.4 * len(pairs), 3.6, 1, max(2, len(pairs)), sharey=True)
+    for k, (t, s) in enumerate(pairs):
+        axis = axes[0][k]
+        axis.plot([1e-6, 1], [1e-6, 1], color="0.6", linewidth=0.8)
+        for number, row in enumerate(found):
+            curve = row["pairs"][k]["reliability"]
+            label = f"{row['model']}, {row['set']}"
+            after = [max(value, 1e-8) for value in curve["after"]]
+            axis.plot(curve["before"], after, MARKS[number % len(MARKS)] + "-", markersize=3, linewidth=1, label=label)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_ylim(1e-7, 1.5)
+        axis.set_title(f"t = {t:g} to s = {s:g}" + (" (calibration)" if s == 0 else ""), fontsize=9)
+        axis.set_xlabel("f(x_t, t)")
+    axes[0][0].set_ylabel("mean f(x_s, s), true bridge")
+    axes[0][0].legend(fontsize=7)
+    return _save(figure, path)
+
+
+def family_colours(rows: Sequence[Row]) -> dict[str, str]:
+    """Reds for MDLM and its kin, blues for DUO's and UDLM, greens for CDLM, greys for the rest."""
+    used: dict[int, int] = {}
+    found = {}
+    for row in rows:
+        one, known = name(row), canonical(row)
+        if one in found:
+            continue
+        kind = 2 if "CDLM" in known else 0 if "MDLM" in known or known == "SDTT" else 1 if "D" in known[:2] else 3
+        shades = (REDS, BLUES, GREENS, GREYS)[kind]
+        if known.startswith("UDLM"):
+            shades = BLUES
+        found[one] = shades[used.get(kind, 0) % len(shades)]
+        used[kind] = used.get(kind, 0) + 1
+    return found
+
+
+def _sweep(found: Sequence[Point], point: Point) -> bool:
+    return len({p.control for p in found if p.name == point.name and p.steps == point.steps}) > 1
+
+
+def _log(axis: Any) -> None:
+    """A logarithmic scale with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,262 @@
+"""The paper's tables in its own layout, from result rows."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from cdlm.eval.results import Row
+from cdlm.report import paper
+from cdlm.report.paper import SETS, TABLES, TITLES, Column
+from cdlm.report.rows import (
+    Section,
+    canonical,
+    choices,
+    control,
+    distilled,
+    name,
+    plain,
+    schooling,
+    steps,
+    unconditional,
+)
+from cdlm.report.sheet import Entry, Line, Sheet, ranked
+
+BASE, DISTILLED = "Base models (trained from scratch)", "Distilled models"
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """What applies to all tables of a report."""
+
+    threshold: float | None
+    """A star marks an entropy below it."""
+    compare: bool = False
+    """Show the paper's numbers beneath ours."""
+
+    def note(self) -> str:
+        star = "" if self.threshold is None else f" * entropy below {self.threshold:.2f}."
+        return f"Best bold, second best underlined.{star}" + " In italics: the paper's own numbers." * self.compare
+
+
+def unconditional_tables(section: Section, style: Style) -> list[Sheet]:
+    """Tables 1, 2 and 7: perplexity (entropy) over sampling steps."""
+    sheets = []
+    for number, processes, precision in ((1, ("masked",), "fp64"), (2, None, "fp64"), (7, ("all",), "naive-fp32")):
+        rows = plain(unconditional(section.rows, precision))
+        if number < 7:
+            own = ("masked",) if processes else ("uniform", "unigram")
+            rows = [row for row in rows if row["process"] in (*own, "none")]
+        if any(row["process"] != "none" for row in rows):
+            sheets.append(_over_steps(number, rows, section, style))
+    return sheets
+
+
+def _over_steps(number: int, rows: list[Row], section: Section, style: Style) -> Sheet:
+    columns = sorted({found for row in rows if (found := steps(row))})
+    last = columns[-1]
+
+    def place(row: Row) -> Column:
+        return steps(row) or last
+
+    named = _by_name(rows)
+    heads = ("Model", "Pretrain steps", "Distill steps", *map(str, columns))
+    values = {key: {place(row): row for row in found} for key, found in named.items()}
+    ranks = {c: ranked([_ppl(values[key].get(c)) for key in named]) for c in columns}
+    lines: list[Line] = []
+    for title, late in ((BASE, False), (DISTILLED, True)):
+        part = [key for key in named if distilled(named[key][0]) == late]
+        if part and any(distilled(found[0]) for found in named.values()):
+            lines.append(Line(title))
+        for key in part:
+            entries = [Entry(text) for text in schooling(named[key][0])]
+            for column in columns:
+                row = values[key].get(column)
+                rank = ranks[column][list(named).index(key)]
+                entries.append(Entry() if row is None else Entry(_ppl_entropy(row), rank, _star(row, style)))
+            lines.append(Line(key, tuple(entries)))
+            quote = _quote(number, canonical(named[key][0]), list(columns))
+            if style.compare and quote:
+                lines.append(Line("paper", (Entry(), Entry(), *quote), quoted=True))
+    caption = f"{section.note(rows)} {style.note()}"
+    return Sheet(_slug(section, number), _title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))
+
+
+def conditional_tables(section: Section, style: Style) -> list[Sheet]:
+    """Tables 3 and 8: recovery of texts half of whose words are noise, by evaluation set and steps."""
+    rows = [row for row in plain(section.rows) if row["task"] == "conditional"]
+    if not rows:
+        return []
+    known = [text for text in SETS if any(row["set"] == text for row in rows)]
+    sets = known + sorted({row["set"] for row in rows} - set(known))
+    columns = [(text, n) for text in sets for n in sorted({steps(row) or 0 for row in rows if row["set"] == text})]
+    named = _by_name(rows)
+    values = {key: {(row["set"], steps(row) or 0): row for row in found} for key, found in named.items()}
+    first = [("Model", 1), *((text, sum(c[0] == text for c in columns)) for text in sets)]
+    heads = (tuple(first), (("", 1), *((f"{n} steps", 1) for _, n in columns)))
+    small = section.note(rows)
+    sheets = []
+    for number, show, smaller, measure in (
+        (3, lambda row: f"{row['ppl']:.1f} / {row['bleu2']:.1f}", True, "ppl"),
+        (8, lambda row: f"{row['mauve']:.2f}", False, "mauve"),
+    ):
+        ranks = {c: ranked([_value(values[key].get(c), measure) for key in named], smaller) for c in columns}
+        lines = []
+        for index, key in enumerate(named):
+            found = [values[key].get(column) for column in columns]
+            cells = zip(found, columns, strict=True)
+            entries = [Entry() if row is None else Entry(show(row), ranks[c][index]) for row, c in cells]
+            lines.append(Line(key, tuple(entries)))
+            quote = _quote(number, canonical(named[key][0]), list(columns))
+            if style.compare and quote:
+                lines.append(Line("paper", tuple(quote), quoted=True))
+        if number == 3:
+            own = [next((row for row in rows if (row["set"], steps(row) or 0) == c), None) for c in columns]
+            entries = [Entry(f"{row['reference_ppl']:.1f} / 100" if row else "") for row in own]
+            lines.append(Line("the originals themselves", tuple(entries), quoted=True))
+            how = f" BLEU-2: {rows[0]['bleu2_how']}."
+        else:
+            warning = rows[0].get("mauve_warning")
+            how = f" MAUVE of {warning}." if warning else ""
+        sheets.append(Sheet(_slug(section, number), _title(number), small + how, heads, tuple(lines)))
+    return sheets
+
+
+def ablation_tables(section: Section, style: Style) -> list[Sheet]:
+    """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each."""
+    rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None]
+    sheets = []
+    for number, keys, read, title in (
+        (4, {"steps"}, lambda c: c.get("steps", "random"), "CDLM w. {} scheduler"),
+        (5, {"kappa", "kappa_end"}, lambda c: f"{float(c.get('kappa', '0.4')):g}", "CDLM w. {} for max-step scheduler"),
+        (6, {"divergence"}, lambda c: c.get("divergence", "jsd"), "CDLM w. {}"),
+    ):
+        own = [row for row in rows if set(choices(row) or {}) <= keys]
+        if any(choices(row) for row in own):
+            sheets.append(_ablation(number, own, read, title, section, style))
+    return sheets
+
+
+def _ablation(
+    number: int,
+    rows: list[Row],
+    read: Callable[[dict[str, str]], str],
+    title: str,
+    section: Section,
+    style: Style,
+) -> Sheet:
+    columns: list[Column] = sorted({steps(row) or 0 for row in rows})
+    found: dict[str, dict[Column, Row]] = {}
+    for row in rows:
+        found.setdefault(read(choices(row) or {}), {})[steps(row) or 0] = row
+    order = [key for key in TABLES[number] if key in found] + [key for key in found if key not in TABLES[number]]
+    lines = []
+    for key in order:
+        cells = [found[key].get(column) for column in columns]
+        text = [
+            Entry(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _star(row, style)) if row else Entry() for row in cells
+        ]
+        lines.append(Line(title.format(key), tuple(text)))
+        quote = _quote(number, key, columns)
+        if style.compare and quote:
+            lines.append(Line("paper", tuple(quote), quoted=True))
+    heads = (("Model", 1), *((str(column), 1) for column in columns))
+    caption = f"{section.note(rows)} {style.note()}"
+    return Sheet(_slug(section, number), _title(number), caption, (heads,), tuple(lines))
+
+
+def likelihood_table(rows: Sequence[Row]) -> Sheet | None:
+    """Perplexity by the NELBO on each set: what sharpening costs."""
+    found = [row for row in rows if row["task"] == "likelihood"]
+    if not found:
+        return None
+    sets, models = list(dict.fromkeys(r["set"] for r in found)), list(dict.fromkeys(r["model"] for r in found))
+    value = {(row["model"], row["set"]): row for row in found}
+    ranks = {text: ranked([_value(value.get((model, text)), "nelbo_ppl") for model in models]) for text in sets}
+    lines = []
+    for index, model in enumerate(models):
+        entries = []
+        for text in sets:
+            row = value.get((model, text))
+            shown = "" if row is None else f"{row['nelbo_ppl']:.2f} [{_exp(row, 0)}, {_exp(row, 1)}]"
+            entries.append(Entry(shown, ranks[text][index]))
+        exact = all(row["exact"] for row in found if row["model"] == model)
+        lines.append(Line(f"{model} (exact)" if exact else model, tuple(entries)))
+    times = next((row["times"] for row in found if not row["exact"]), 1)
+    caption = (
+        f"Perplexity per model token from the NELBO (an upper bound unless exact), {found[0]['num']} texts of "
+        f"{found[0]['length']} tokens, {times} noise levels each, 95 % intervals over texts."
+    )
+    heads = ((("Model", 1), *((text, 1) for text in sets)),)
+    return Sheet("likelihood", "Likelihood", caption, heads, tuple(lines))
+
+
+def consistency_table(rows: Sequence[Row]) -> Sheet | None:
+    """Path invariance: total variation under the model's own chain, and the error of the reliability curve."""
+    found = [row for row in rows if row["task"] == "consistency"]
+    if not found:
+        return None
+    pairs = [(pair["t"], pair["s"]) for pair in found[0]["pairs"]]
+    lines = []
+    for row in found:
+        entries = []
+        for pair in row["pairs"]:
+            own = f"{pair['own_chain_tv']:.4f} ({pair['own_chain_floor']:.4f})" if "own_chain_tv" in pair else "-"
+            entries += [Entry(own), Entry(f"{pair['reliability_error']:.4f}")]
+        lines.append(Line(f"{row['model']}, {row['set']}", tuple(entries)))
+    heads = (
+        (("Model, texts", 1), *((f"t {t:g} to s {s:g}", 2) for t, s in pairs)),
+        (("", 1), *((text, 1) for _ in pairs for text in ("own chain TV (floor)", "reliability error"))),
+    )
+    caption = (
+        "Own chain: total variation between f(x_t, t) and the mean of f(x_s, s) over hops of the model's own reverse "
+        "chain (in brackets what so many hops show by chance). Reliability: mean |E f(x_s, s) - f(x_t, t)| over bins "
+        "of f(x_t, t), x_s from the true bridge; at s = 0 it is calibration."
+    )
+    return Sheet("consistency", "Path invariance on text", caption, heads, tuple(lines))
+
+
+def control_note(rows: Sequence[Row]) -> str:
+    """Which controls were tried."""
+    return ", ".join(dict.fromkeys(control(row) for row in rows))
+
+
+def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(name(row), []).append(row)
+    return named
+
+
+def _quote(number: int, known: str, columns: list[Column]) -> list[Entry]:
+    """The paper's numbers of that row at these columns; empty if it has none."""
+    row = paper.TABLES[number].get(known, {})
+    return [Entry(row.get(column, "")) for column in columns] if any(column in row for column in columns) else []
+
+
+def _title(number: int) -> str:
+    return f"Table {number}. {TITLES[number]}"
+
+
+def _slug(section: Section, number: int) -> str:
+    return f"table-{number}-{section.slug}"
+
+
+def _ppl(row: Row | None) -> float | None:
+    return _value(row, "ppl")
+
+
+def _value(row: Row | None, measure: str) -> float | None:
+    return None if row is None else float(row[measure])
+
+
+def _ppl_entropy(row: Row) -> str:
+    return f"{row['ppl']:.1f} ({row['entropy']:.1f})"
+
+
+def _star(row: Row, style: Style) -> bool:
+    return style.threshold is not None and row["entropy"] < style.threshold
+
+
+def _exp(row: Row, side: int) -> str:
+    import math
+
+    return f"{math.exp(row['nelbo_interval'][side]):.2f}"

@@ -1,0 +1,183 @@
+"""`cdlm report`: result rows in, a page of tables and pictures out, with LaTeX and JSON beside it."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from cdlm.eval.generative import Interval
+from cdlm.eval.results import Row
+from cdlm.report import figures
+from cdlm.report.frontier import Match, Point, Span, Speed, baseline_of, matched, points, spans, speeds
+from cdlm.report.layouts import (
+    Style,
+    ablation_tables,
+    conditional_tables,
+    consistency_table,
+    likelihood_table,
+    unconditional_tables,
+)
+from cdlm.report.rows import Section, gather, name, plain, unconditional
+from cdlm.report.sheet import Entry, Line, Sheet
+
+PAPER_LENGTH, PAPER_THRESHOLD, BELOW_DATA = 1024, 5.0, 0.44
+"""The paper stars entropies below 5 at 1024 tokens, which is 0.44 nats below those of people (5.44)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportConfig:
+    """Turn results into the paper's tables and figures, and into frontiers at matched entropy."""
+
+    results: tuple[Path, ...]
+    """Folders that `cdlm eval` has written, or their results.jsonl."""
+    out: Path = Path("report")
+    """Folder for report.md, tables/ (Markdown, LaTeX, pictures), figures/ and report.json."""
+    compare: Literal["none", "paper"] = "none"
+    """Show the paper's numbers beneath ours."""
+    threshold: float | None = None
+    """Star entropies below this. [5 at 1024 tokens, else 0.44 below those of --reference texts, else none]"""
+    baseline: str | None = None
+    """The model whose frontier the others are compared with. [MDLM or UDLM, else the first]"""
+    moons: Path | None = None
+    """Folder of a `cdlm moons` run, for Figure 1."""
+
+    def __post_init__(self) -> None:
+        if not self.results:
+            raise ValueError("name the results: cdlm report RESULTS...")
+        if self.moons is not None and not (self.moons / "moons.png").is_file():
+            raise ValueError(f"{self.moons} has no moons.png; make it with: cdlm moons --out {self.moons}")
+
+
+def write_report(config: ReportConfig, console: Console | None = None) -> Path:
+    """Everything that the rows allow."""
+    console = console or Console()
+    sections, rest = gather(config.results)
+    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", ""]
+    data: dict[str, list[Row]] = {"matched": [], "frontiers": [], "speed-ups": []}
+    pictures = config.out / "figures"
+    if config.moons is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(config.moons / "moons.png", pictures / "moons.png")
+        page += ["## Figure 1. Two moons", "", "![two moons](figures/moons.png)", ""]
+    for section in sections:
+        style = Style(_threshold(section, config), config.compare == "paper")
+        page += [f"## {section.title}", ""]
+        for sheet in [
+            *unconditional_tables(section, style),
+            *conditional_tables(section, style),
+            *ablation_tables(section, style),
+        ]:
+            page += _put(sheet, config.out)
+        found = points(section)
+        page += _figure(figures.bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps")
+        page += _figure(figures.curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy")
+        baseline = baseline_of(section, config.baseline)
+        if baseline is not None:
+            page += _frontier(section, found, baseline, config, data)
+    for other in (likelihood_table(rest), consistency_table(rest)):
+        page += _put(other, config.out) if other else []
+    page += _figure(figures.reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
+    config.out.mkdir(parents=True, exist_ok=True)
+    (config.out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
+    path = config.out / "report.md"
+    path.write_text("\n".join(page) + "\n")
+    tables = len(list((config.out / "tables").glob("*.tex"))) if (config.out / "tables").is_dir() else 0
+    console.print(f"wrote {path}: {tables} tables, {len(list(pictures.glob('*.png')))} figures", highlight=False)
+    return path
+
+
+def _frontier(
+    section: Section, found: list[Point], baseline: str, config: ReportConfig, data: dict[str, list[Row]]
+) -> list[str]:
+    """The picture, the two tables at matched entropy, and the speed-ups."""
+    drawn = figures.frontiers(found, section.title, config.out / "figures" / f"frontier-{section.slug}.png")
+    page = _figure(drawn, "Perplexity against entropy")
+    matches, ranges = matched(found, baseline), spans(found, baseline)
+    causal = [name(row) for row in plain(unconditional(section.rows)) if row["process"] == "none"]
+    faster = speeds(found, list(dict.fromkeys([*causal, baseline])))
+    page += _put(_matched_sheet(matches, section), config.out) if matches else []
+    page += _put(_span_sheet(ranges, section), config.out) if ranges else []
+    page += _put(_speed_sheet(faster, section), config.out) if faster else []
+    for kind, rows in (("matched", matches), ("frontiers", ranges), ("speed-ups", faster)):
+        data[kind] += [{"section": section.title, **dataclasses.asdict(row)} for row in rows]
+    return page
+
+
+def _matched_sheet(rows: list[Match], section: Section) -> Sheet:
+    heads = ("Steps", "Model", "Control", "Entropy", "Perplexity", f"{rows[0].baseline} there", "Ratio [95 %]")
+    lines = []
+    for row in rows:
+        there = "beyond its frontier" if row.baseline_ppl is None else f"{row.baseline_ppl:.1f}"
+        cells = [row.name, row.control, f"{row.entropy:.2f}", f"{row.ppl:.1f}", there, _bracket(row.ratio)]
+        lines.append(Line(str(row.steps), tuple(map(Entry, cells))))
+    caption = (
+        f"Each cell beside the best control (temperature or top-p) of {rows[0].baseline} at the same entropy and "
+        f"steps; a ratio below 1 is a gain that sharpening does not explain. {rows[0].baseline}'s own cells are "
+        "compared with the line through its others of the same control: that is the error of the interpolation. "
+        f"{section.note(unconditional(section.rows))} Intervals from paired resamples of the texts."
+    )
+    return Sheet(
+        f"matched-{section.slug}", "At matched entropy", caption, (tuple((h, 1) for h in heads),), tuple(lines)
+    )
+
+
+def _span_sheet(rows: list[Span], section: Section) -> Sheet:
+    heads = ("Steps", "Model", "Entropies", f"Ratio to {rows[0].baseline} [95 %]")
+    lines = [
+        Line(str(r.steps), (Entry(r.name), Entry(f"{r.low:.2f} to {r.high:.2f}"), Entry(_bracket(r.ratio))))
+        for r in rows
+    ]
+    caption = "The geometric mean of the ratio of perplexities over all entropies that both frontiers reach."
+    heads_ = (tuple((h, 1) for h in heads),)
+    return Sheet(f"frontiers-{section.slug}", "Frontier against frontier", caption, heads_, tuple(lines))
+
+
+def _speed_sheet(rows: list[Speed], section: Section) -> Sheet:
+    heads = ("Model", "Target (perplexity)", "Steps needed [95 %]", "Evaluations saved", "Entropy there", "Target's")
+    lines = []
+    for row in rows:
+        at = f"{row.target}, {row.target_steps} steps" if row.target_steps else row.target
+        needed, saved, there = "not within the steps measured", "", ""
+        if row.steps is not None and row.factor is not None and row.entropy is not None:
+            least = "at most " * row.at_most
+            needed = f"{least}{row.steps.value:.3g} [{row.steps.low:.3g}, {row.steps.high:.3g}]"
+            saved, there = f"{row.factor:.3g} x", f"{row.entropy:.2f}"
+        cells = (f"{at} ({row.target_ppl:.1f})", needed, saved, there, f"{row.target_entropy:.2f}")
+        lines.append(Line(row.name, tuple(map(Entry, cells))))
+    caption = (
+        "Steps at which a model reaches the target's perplexity at its most steps, log-log linear between those "
+        "measured. At a lower entropy than the target's the comparison flatters: see the tables at matched entropy."
+    )
+    heads_ = (tuple((h, 1) for h in heads),)
+    return Sheet(f"speed-{section.slug}", "Steps needed to match", caption, heads_, tuple(lines))
+
+
+def _threshold(section: Section, config: ReportConfig) -> float | None:
+    if config.threshold is not None:
+        return config.threshold
+    if section.length == PAPER_LENGTH:
+        return PAPER_THRESHOLD
+    human = [r["reference_entropy"] for r in section.rows if r["task"] == "unconditional" and "reference_entropy" in r]
+    return human[0] - BELOW_DATA if human else None
+
+
+def _put(sheet: Sheet, out: Path) -> list[str]:
+    """Write a table in its three forms; returns its lines for the page."""
+    folder = out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = sheet.markdown()
+    (folder / f"{sheet.slug}.md").write_text(text)
+    (folder / f"{sheet.slug}.tex").write_text(sheet.latex())
+    sheet.picture(folder / f"{sheet.slug}.png")
+    return [text]
+
+
+def _figure(path: Path | None, caption: str) -> list[str]:
+    return [f"**{caption}**", "", f"![{caption}](figures/{path.name})", ""] if path else []
+
+
+def _bracket(found: Interval | None) -> str:
+    return "" if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
