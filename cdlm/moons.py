@@ -256,7 +256,7 @@ def draw_figure(
 
 def draw_gaps(gaps: dict[str, list[list[float | None]]], path: Path) -> None:
     """Path invariance by enumeration: the distance of f(x_t, t) from the mean of f(x_s, s), for every s < t."""
-    figure, axes = canvas(2.6 * len(gaps) + 1.2, 3.0, 1, max(2, len(gaps)))
+    figure, axes = canvas(2.6 * len(gaps) + 1.2, 3.6, 1, max(2, len(gaps)))
     grids = {spec: [[math.nan if x is None else x for x in row] for row in rows] for spec, rows in gaps.items()}
     top = max(x for grid in grids.values() for row in grid for x in row if not math.isnan(x))
     for axis, (spec, grid) in zip(axes[0], grids.items(), strict=False):

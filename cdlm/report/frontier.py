@@ -115,7 +115,7 @@ def matched(found: Sequence[Point], baseline: str) -> list[Match]:
             here = None if np.isnan(log_base[0]) else math.exp(log_base[0])
             ratio = None if here is None else _interval(np.exp(point.log_ppl - log_base))
             ppl = math.exp(point.log_ppl[0])
-            rows.append(Match(n, point.name, point.control, point.entropy[0], ppl, baseline, here, ratio))
+            rows.append(Match(n, point.name, point.control, float(point.entropy[0]), ppl, baseline, here, ratio))
     return rows
 
 
@@ -128,8 +128,8 @@ def spans(found: Sequence[Point], baseline: str) -> list[Span]:
             own = [p for p in found if p.name == other and p.steps == n]
             if len(own) < 2 or len(base) < 2:
                 continue
-            low = max(min(p.entropy[0] for p in side) for side in (own, base))
-            high = min(max(p.entropy[0] for p in side) for side in (own, base))
+            low = float(max(min(p.entropy[0] for p in side) for side in (own, base)))
+            high = float(min(max(p.entropy[0] for p in side) for side in (own, base)))
             if low >= high:
                 continue
             at = np.linspace(low, high, GRID)[:, None] + np.zeros_like(own[0].entropy)
@@ -186,9 +186,9 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
                     goal.nfe,
                     math.exp(goal.log_ppl[0]),
                     _interval(needed) if reached else None,
-                    reached and needed[0] == curve[0].steps,
+                    reached and float(needed[0]) == curve[0].steps,
                     entropy,
-                    goal.entropy[0],
+                    float(goal.entropy[0]),
                 )
             )
     return rows
