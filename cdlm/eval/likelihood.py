@@ -54,5 +54,5 @@ def bounds(denoiser: Denoiser, x0: Tokens, stratum: Int[Tensor, "b"], rng: Rng, 
         surprise = term.weight(at) * term.divergence(target=law.to(hidden.device), student=student, pair=at)
         length = pair.x0.shape[1]
         sums = torch.zeros(len(part), dtype=torch.float64)
-        found.append(sums.index_add_(0, index.cpu() // length, surprise.double().cpu()) / length)
+        found.append(sums.index_add_(0, index.cpu() // length, surprise.cpu().double()) / length)
     return torch.cat(found)
