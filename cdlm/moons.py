@@ -19,7 +19,7 @@ from cdlm import __version__
 from cdlm.config import RunConfig
 from cdlm.data.toy import Encoding, Moons
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.eval.consistency import heat
+from cdlm.eval.consistency import full_posterior, heat
 from cdlm.exact import ancestral_law, listed, posterior, tabulate
 from cdlm.methods import parse_method
 from cdlm.model import SIZES, Denoiser, save
@@ -138,7 +138,8 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
             progress.update(work, description=f"path invariance of {spec}")
-            gaps[spec] = heat(row.predict, row.process, moons.law, moons.length, list(TIMES))
+            predict = full_posterior(row.predict, row.process) if row.posterior == "plug-in" else row.predict
+            gaps[spec] = heat(predict, row.process, moons.law, moons.length, list(TIMES))
     seconds = round(time.perf_counter() - began, 1)
     result = {
         "config": {**dataclasses.asdict(config), "out": str(config.out)},

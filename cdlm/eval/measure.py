@@ -97,13 +97,15 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
     blocks = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
     found = repeated(model.denoiser, blocks.to(model.denoiser.device), config.times, config.seed, config.batch)
     bound = mean(found.mean(-1).tolist())
-    characters = sum(len(model.tokenizer.decode(block)) for block in blocks.tolist()) / blocks.numel()
+    special = (model.tokenizer.eos, model.tokenizer.bos)
+    texts = (model.tokenizer.decode([i for i in block if i not in special]) for block in blocks.tolist())
+    characters = sum(map(len, texts)) / blocks.numel()
     exact = model.denoiser.process is None
     return {
         "nelbo": bound.value,
         "nelbo_interval": [bound.low, bound.high],
         "nelbo_ppl": math.exp(bound.value),
-        "nelbo_std_over_times": None if exact else float(found.std(-1).mean()),
+        "nelbo_std_over_times": None if found.shape[1] < 2 else float(found.std(-1).mean()),
         "nelbo_std_over_texts": float(found.mean(-1).std()) if len(found) > 1 else None,
         "bits_per_character": bound.value / characters / math.log(2),
         "times": found.shape[1],
@@ -118,14 +120,17 @@ def consistency(cell: Cell, config: EvalConfig) -> Row:
     model, length = cell.model, config.length or cell.model.length
     began = time.perf_counter()
     x0 = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed).to(model.denoiser.device)
-    rows = []
+    rows, how = [], model.posterior
+    without = how == "plug-in" and model.denoiser.process is not None and model.denoiser.process.name != "masked"
     for t, s in PAIRS:
         rng = seeded(config.seed, "consistency", batch=len(x0))
-        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch)
+        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch, leave_one_out=without)
         row: Row = {"t": t, "s": s, "reliability": dataclasses.asdict(curve), "reliability_error": curve.error}
         if s > 0:  # at s = 0 the chain ends: its mean is f(x_t, t) by construction
             few = torch.arange(min(16, len(x0)))
-            gap = own_chain(model.denoiser, x0[: len(few)], s, t, rng("chain")[few], posterior=model.posterior)
+            gap = own_chain(
+                model.denoiser, x0[: len(few)], s, t, rng("chain")[few], posterior=how, leave_one_out=without
+            )
             row |= {"own_chain_tv": gap.tv, "own_chain_floor": gap.floor}
         rows.append(row)
     return {"pairs": rows, "seconds": round(time.perf_counter() - began, 3)}

