@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test soak gpu lint format clean help
+.PHONY: demo test soak gpu bench lint format clean help
 
 help:
 	@echo "make demo    install, train on two moons, draw the paper's first figure (runs/moons/moons.png)"
 	@echo "make test    install and run the tests"
 	@echo "make soak    the tests that take minutes, and the judges they need"
-	@echo "make gpu     the tests that need an accelerator"
+	@echo "make gpu     the tests that need an accelerator, and the benchmarks"
+	@echo "make bench   all benchmarks, each beside its plain version"
 	@echo "make lint    style and types"
 
 demo: $(VENV)/.installed
@@ -25,6 +26,12 @@ soak: $(VENV)/.judged
 
 gpu: $(VENV)/.developed
 	$(BIN)/python -m pytest -m gpu
+	$(MAKE) bench
+
+bench: $(VENV)/.developed
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.sampling
+	$(BIN)/python -m benchmarks.judge
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check cdlm tests benchmarks

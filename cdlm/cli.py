@@ -113,6 +113,14 @@ def report(arguments: list[str]) -> None:
     write_report(_parse(ReportConfig, "report", arguments, positional="results"), _console())
 
 
+def cost(arguments: list[str]) -> None:
+    """Estimate FLOPs, memory, step time and days of a recipe: cdlm cost RECIPE --gpus 64 --gpu h100."""
+    from cdlm.cost import CostConfig, show_cost
+
+    chosen = _parse(CostConfig, "cost", arguments, positional="recipe")
+    show_cost(chosen, _recipe(chosen.recipe), _console())
+
+
 @dataclasses.dataclass(frozen=True)
 class Nothing:
     """List the named runs, what each reproduces and what it costs."""
@@ -132,6 +140,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "methods": methods,
     "moons": moons,
     "recipes": recipes,
+    "cost": cost,
     "prepare": prepare,
     "train": train,
     "plot": plot,

@@ -20,6 +20,13 @@ def pick_device(name: Device = "auto") -> torch.device:
     return torch.device(name)
 
 
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor there; from the host to a GPU without waiting for what it is computing."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def autocast(device: torch.device, dtype: Dtype) -> torch.autocast:
     """Mixed precision for bfloat16 (weights stay in float32); nothing for the others."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")

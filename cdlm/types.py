@@ -61,13 +61,12 @@ class Pair:
     """Hidden rows of the law that the newly known tokens were drawn from, where it is not a point mass."""
 
     def at(self, index: Index) -> "Pair":
-        """The same record at chosen rows: every field has the shape [n]."""
+        """The same record at chosen rows: every field has the shape [n], and stays on the device it is on."""
         l = self.x0.shape[-1]
-        device = index.device
 
         def rows(field: Tensor) -> Tensor:
-            field = field.to(wide(device)).to(device) if field.is_floating_point() else field.to(device)
-            return field[index // l] if field.dim() == 1 else field.flatten()[index]
+            here = index.to(field.device)
+            return field[here // l] if field.dim() == 1 else field.flatten()[here]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
         return Pair(**{name: rows(getattr(self, name)) for name in names}, prior=self.prior)

@@ -51,3 +51,22 @@ def test_autoregressive_writes_table_and_picture(tmp_path: Path) -> None:
     assert all(row["evaluations"] <= row["steps"] for row in rows)
     assert sum(line.startswith(("AR ", "diffusion ")) for line in text.splitlines()) == len(rows)
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_agrees_with_its_plain_version(tmp_path: Path) -> None:
+    out = tmp_path / "training.json"
+    text = run("training", "--batch", "4", "--plain-batch", "4", "--repeats", "1", "--out", str(out))
+    assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["method"] for row in rows} == {"mdlm", "mcdlm", "udlm", "duo", "sdtt", "duo-dcd", "ucdlm", "ar"}
+    for plain, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert (plain["column"], ours["column"]) == ("plain", "ours")
+        assert abs(ours["loss"] / plain["loss"] - 1) < 1e-5
+        assert ours["trunk"] > 0
+
+
+def test_judging_agrees_with_its_plain_version() -> None:
+    flags = ["--device", "cpu", "--hidden", "384", "--blocks", "1", "--length", "32", "--num", "4", "--repeats", "1"]
+    text = run("judge", *flags)
+    assert float(text.splitlines()[-2].split()[-1]) < 1e-5
+    assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text

@@ -29,6 +29,8 @@ from cdlm.model.denoiser import Denoiser
 WINDOW = 1024
 PARTIAL = 1 << 29
 """Bytes of logits at a time on a CPU; a GPU takes eight times as many."""
+CPU_TOKENS = 512
+"""Tokens at a time on a CPU, which larger batches only slow down."""
 
 Protocol = Literal["paper", "robust"]
 Forward = Callable[
@@ -96,6 +98,8 @@ class Judge:
             longest = len(self.start) + len(cut[order[0]])
             room = PARTIAL * (8 if self.device.type == "cuda" else 1)
             size = max(1, room // (4 * self.vocab * max(1, longest)))
+            alike = sum(10 * (len(self.start) + len(cut[k])) >= 9 * longest for k in order)  # little padding
+            size = min(size, alike, len(order) if self.device.type == "cuda" else max(1, CPU_TOKENS // longest))
             rows, order = order[:size], order[size:]
             for k, reading in zip(rows, self._batch([cut[k] for k in rows], protocol, features), strict=True):
                 share = len(cut[k]) / len(whole[k]) if whole[k] else 1.0

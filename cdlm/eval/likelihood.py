@@ -48,11 +48,11 @@ def bounds(denoiser: Denoiser, x0: Tokens, stratum: Int[Tensor, "b"], rng: Rng, 
         s, t = term.times(0.0, stratum[part], rng.batch, own)
         pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
         hidden = denoiser.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t)
-        ((index, law),) = term.target(pair, None)
-        at = pair.at(index.to(hidden.device))
+        ((index, goal),) = term.target(pair, None)
+        assert isinstance(goal, Tensor)
+        at, length = pair.at(index), pair.x0.shape[1]
         student = denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
-        surprise = term.weight(at) * term.divergence(target=law.to(hidden.device), student=student, pair=at)
-        length = pair.x0.shape[1]
+        surprise = term.divergence(target=goal.to(hidden.device), student=student, pair=at).cpu().double()
         sums = torch.zeros(len(part), dtype=torch.float64)
-        found.append(sums.index_add_(0, index.cpu() // length, surprise.cpu().double()) / length)
+        found.append(sums.index_add_(0, index.cpu() // length, term.weight(at).cpu() * surprise) / length)
     return torch.cat(found)

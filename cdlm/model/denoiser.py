@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from cdlm.devices import send
 from cdlm.model.dit import Architecture, DiT
 from cdlm.process.process import Process
 from cdlm.types import LogLaw, Mixture, Time, Tokens
@@ -48,12 +49,12 @@ class Denoiser(nn.Module):
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
         if isinstance(x, Mixture):
-            x = Mixture(x.ids.to(self.device), x.weights.to(self.device), x.rest.to(self.device))
+            x = Mixture(*(send(part, self.device) for part in (x.ids, x.weights, x.rest)))
         else:
-            x = x.to(self.device)
+            x = send(x, self.device)
         level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
         length = (x if isinstance(x, Tensor) else x.ids).shape[1]
-        return self.backbone(x, level.to(torch.float32).to(self.device), self.backbone.rotary(length), rows)
+        return self.backbone(x, send(level.to(torch.float32), self.device), self.backbone.rotary(length), rows)
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""

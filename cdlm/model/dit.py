@@ -140,7 +140,11 @@ class Block(nn.Module):
         return x + gate2 * self._drop(self._widen(self.norm2(x) * (1 + scale2) + shift2))
 
     def _attend(self, x: Hidden, rotary: Rotary, past: Past | None = None) -> Hidden:
-        q, k, v = (self._heads(part) for part in self.attn_qkv(x).chunk(3, -1))
+        if x.is_cuda and torch.is_grad_enabled():  # three products: gathering one gradient costs more than they do
+            parts = [F.linear(x, weight) for weight in self.attn_qkv.weight.chunk(3)]
+        else:
+            parts = list(self.attn_qkv(x).chunk(3, -1))
+        q, k, v = map(self._heads, parts)
         q, k = rotate(q, rotary), rotate(k, rotary)
         if past is None:
             return self._merged(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal))

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.coupling import Coupling
+from cdlm.objective.coupling import Coupling, Relaxed
 from cdlm.objective.divergence import Divergence
+from cdlm.objective.fused import Part, weighted_sum
 from cdlm.objective.target import Network, Target
 from cdlm.objective.times import Times
 from cdlm.rng import Rng
@@ -64,26 +66,25 @@ class Objective:
             if len(rows):
                 own = rng[rows](term.name)
                 s, t = term.times(progress, stratum, strata, own)
-                batch.append((term, term.coupling(x0[rows.to(x0.device)], s, t, own, target)))
+                data = x0[rows.to(x0.device)]
+                data = send(data, student.device) if isinstance(term.coupling, Relaxed) else data  # the heaviest draw
+                batch.append((term, term.coupling(data, s, t, own, target)))
 
-        inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
-        hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch]))
-
-        sums: dict[str, Tensor] = {}
-        means: dict[str, Tensor] = {}
-        first = 0
+        parts, owners, first = [], [], 0  # targets first: what they need is gone when the student's memory fills
         for term, pair in batch:
-            h = hidden[first : first + len(pair.x0)].flatten(0, 1)
-            first += len(pair.x0)
-            sums[term.name] = h.new_zeros(())
-            for index, law in term.target(pair, target):
-                f = student.head(h[index.to(h.device)])
-                at = pair.at(index.to(h.device))
-                d = term.divergence(target=law.to(f.device), student=f, pair=at)
-                sums[term.name] = sums[term.name] + (term.weight(at).to(d.dtype) * d).sum()
-            means[term.name] = sums[term.name].detach() / pair.x0.numel()
-        tokens = sum(pair.x0.numel() for _, pair in batch)
-        return Loss(sum(shares) * torch.stack(list(sums.values())).sum() / tokens, means)
+            for index, goal in term.target(pair, target):
+                at = pair.at(index)
+                parts.append(Part(index + first, goal, term.weight(at), term.divergence, at))
+                owners.append(term.name)
+            first += pair.x0.numel()
+        inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
+        hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch])).flatten(0, 1)
+        total, sums = weighted_sum(student, hidden, parts)
+        means = {}
+        for term, pair in batch:
+            values = [value for value, owner in zip(sums, owners, strict=True) if owner == term.name]
+            means[term.name] = torch.stack(values).sum() / pair.x0.numel()
+        return Loss(sum(shares) * total / first, means)
 
     def lam(self, step: int) -> float:
         """lambda of the target's update after this step; 1 (nothing to update) without a target network."""

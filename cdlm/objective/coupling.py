@@ -3,12 +3,17 @@
 import dataclasses
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
+from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.gaussian import Gaussian
 from cdlm.process.process import DATA, Process
 from cdlm.rng import Rng, categorical
 from cdlm.types import Pair, Time, Tokens, wide
+
+_ROWS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +49,18 @@ class Rollout:
             hidden = teacher.features(x_t, alpha_t)
             # Under masking the route does not depend on the law: the head runs only where a token is revealed.
             visible = (~self.process.positions(x_t)).to(wide(x_t.device))
-            route = self.process.route(x_t, visible, s, t, rng("x_s"))
-            index = (route == DATA).flatten().nonzero()[:, 0]
-            u = rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index]
-            law = teacher.head(hidden.flatten(0, 1)[index.to(hidden.device)])
-            x_s = x_t.flatten().scatter(0, index, categorical(law.to(u.device), u)).view_as(x_t)
-        return dataclasses.replace(_pair(self.process, x0, x_s, x_t, s, t), law=hidden)
+            drawn = self.process.route(x_t, visible, s, t, rng("x_s")) == DATA
+            index = drawn.flatten().nonzero()[:, 0]
+            u = send(rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index], hidden.device)
+            rows = send(index, hidden.device)
+            x_s = send(x_t, hidden.device).flatten()
+            for first in range(0, len(index), _ROWS):  # a law is as wide as the vocabulary
+                here = slice(first, first + _ROWS)
+                law = teacher.head(hidden.flatten(0, 1)[rows[here]])
+                x_s = x_s.scatter(0, rows[here], categorical(law, u[here]))
+        pair = _pair(self.process, x0, x_s.view_as(x_t), x_t, s, t)
+        data = (pair.alpha_s == 1).to(drawn.device)[:, None]
+        return dataclasses.replace(pair, law=hidden, known=~pair.positions | drawn | data)
 
     def __str__(self) -> str:
         return f"Rollout({self.process.name})"
@@ -123,7 +134,7 @@ def _pair(
 ) -> Pair:
     """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""
     noise = gaussian or process.noise
-    alpha_s = noise.alpha(s)
+    alpha_s, later = noise.alpha(s), _noisy(process, x_s)
     return Pair(
         x0=x0,
         x_s=x_s,
@@ -133,7 +144,12 @@ def _pair(
         alpha_s=alpha_s,
         alpha_t=noise.alpha(t),
         dalpha_t=noise.derivative(t),
-        positions=process.positions(x_t),
-        known=~process.positions(x_s) | (alpha_s == 1).to(x_s.device)[:, None],
+        positions=_noisy(process, x_t),
+        known=~later | (alpha_s == 1).to(later.device)[:, None],
         prior=process.prior,
     )
+
+
+def _noisy(process: Process, x: Tokens) -> Bool[Tensor, "b l"]:
+    """M(x). Under a prior that allows every token it is everywhere: on the host, whatever device x is on."""
+    return torch.ones(x.shape, dtype=torch.bool) if process.full else process.positions(x)

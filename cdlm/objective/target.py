@@ -1,19 +1,35 @@
 """Targets: what the student at (x_t, t) must agree with. The data, or a slow copy of the network at (x_s, s).
 
-A target returns the rows of M(x_t) in groups, each with its laws: token ids where the target is a point mass (a cross
-entropy is then one gather, never a one-hot), rows of log-probabilities elsewhere.
+A target returns the rows of M(x_t) in groups, each with what it is compared with: token ids where the target is a point
+mass (a cross entropy is then one gather, never a one-hot), elsewhere hidden rows of a network whose head is yet to run.
 """
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, number, scaled_decay
 from cdlm.types import Index, LogLaw, Pair
 
-Group = tuple[Index, Index | LogLaw]
+
+class Prediction(NamedTuple):
+    """Laws to be: hidden rows, and the network whose head makes laws of them."""
+
+    rows: Float[Tensor, "n d"]
+    network: Denoiser
+
+    def law(self) -> LogLaw:
+        """All of them at once."""
+        return self.network.head(self.rows)
+
+
+Group = tuple[Index, Index | Prediction]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +38,7 @@ class Data:
 
     def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
         index = pair.positions.flatten().nonzero()[:, 0]
-        return [(index, pair.x0.flatten()[index])]
+        return [(index, pair.x0.flatten()[index.to(pair.x0.device)])]
 
     def __str__(self) -> str:
         return "data"
@@ -56,9 +72,9 @@ class Network:
         known = pair.known.flatten()[index]
         point, dense = index[known], index[~known]
         if pair.law is None:
-            certain: Group = (point, pair.x_s.flatten()[point])
+            certain: Group = (point, pair.x_s.flatten()[point.to(pair.x_s.device)])
         else:
-            certain = (point, network.head(pair.law.flatten(0, 1)[point.to(pair.law.device)]))
+            certain = (point, Prediction(pair.law.flatten(0, 1)[send(point, pair.law.device)], network))
         live = (pair.alpha_s < 1).nonzero()[:, 0]
         if not len(live):  # rows at the boundary need no network
             return [certain]
@@ -66,7 +82,7 @@ class Network:
         l = pair.x_s.shape[1]
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         rows = place.to(dense.device)[dense // l] * l + dense % l
-        return [certain, (dense, network.head(hidden.flatten(0, 1)[rows.to(hidden.device)]))]
+        return [certain, (dense, Prediction(hidden.flatten(0, 1)[send(rows, hidden.device)], network))]
 
     def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.

@@ -123,10 +123,14 @@ def order_statistics(u: Float[Tensor, "*shape k"], count: int) -> Float[Tensor, 
 
 def distinct(u: Float[Tensor, "*shape k"], count: int) -> Int[Tensor, "*shape k"]:
     """k different integers of [0, count), uniform over ordered selections: the i-th picks among those not yet taken."""
-    taken = torch.empty_like(u[..., :0], dtype=torch.long)
+    taken: list[Tensor] = []
+    ordered: list[Tensor] = []  # the same, smallest first: kept so by insertion, which is far cheaper than sorting
     for i in range(u.shape[-1]):
         pick = (u[..., i] * (count - i)).long().clamp_(max=count - i - 1)
-        for earlier in taken.sort(-1).values.unbind(-1):
+        for earlier in ordered:
             pick = pick + (pick >= earlier)
-        taken = torch.cat([taken, pick[..., None]], -1)
-    return taken
+        taken.append(pick)
+        for place, earlier in enumerate(ordered):
+            ordered[place], pick = torch.minimum(earlier, pick), torch.maximum(earlier, pick)
+        ordered.append(pick)
+    return torch.stack(taken, -1)

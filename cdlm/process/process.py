@@ -59,6 +59,11 @@ class Process:
         return self.prior.shape[0]
 
     @functools.cached_property
+    def full(self) -> bool:
+        """Whether every state can be noise, so that none tells that it is data."""
+        return bool((self.prior > 0).all())
+
+    @functools.cached_property
     def _cdf(self) -> Float[Tensor, "states"]:
         cdf = self.prior.cumsum(0)
         return cdf / cdf[-1]

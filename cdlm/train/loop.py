@@ -67,7 +67,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         first, best = last.step, last.best
 
     def batches(step: int, rows: Tensor) -> Tokens:
-        return data.batch(step, config.seed, config.batch, rows, config.length).to(device)
+        return data.batch(step, config.seed, config.batch, rows, config.length)
 
     def save(step: int) -> None:
         tensors = state.state()

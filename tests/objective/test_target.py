@@ -5,6 +5,7 @@ import torch
 
 from cdlm.methods import METHODS
 from cdlm.objective import Bridge, Data, Network, Rollout, SharedNoise, inverse_noise, inverse_step, unit
+from cdlm.objective.target import Prediction
 from cdlm.process import Cosine, Gaussian, masked, uniform, unigram
 from cdlm.rng import seeded
 from cdlm.schedules import constant
@@ -53,10 +54,10 @@ def test_network_is_the_denoiser_at_the_earlier_time(process, tiny):
     truth = net(pair.x_s, pair.s).exp().flatten(0, 1)
     kinds = set()
     for index, law in Network()(pair, net):
-        if law.is_floating_point():
+        if isinstance(law, Prediction):
             kinds.add("dense")
-            assert torch.allclose(law.exp(), truth[index], atol=1e-12)
-            assert not law.requires_grad
+            assert torch.allclose(law.law().exp(), truth[index], atol=1e-12)
+            assert not law.rows.requires_grad
         else:
             kinds.add("point")
             assert torch.equal(torch.nn.functional.one_hot(law, V).double(), truth[index])
@@ -68,11 +69,11 @@ def test_network_of_shared_noise_is_told_the_gaussians_level(tiny):
     net = tiny(process, time=True)
     s, t = torch.tensor([0.1, 0.5]).double(), torch.tensor([0.3, 0.9]).double()
     pair = SharedNoise(process, gaussian)(torch.randint(V, (2, 7)), s, t, seeded(2, batch=2))
-    certain, (index, law) = Network()(pair, net)
+    certain, (index, prediction) = Network()(pair, net)
     assert len(certain[0]) == 0
     assert torch.equal(index, torch.arange(14))
     truth = net.head(net.features(pair.x_s, gaussian.alpha(s)))
-    assert torch.allclose(law, truth.flatten(0, 1), atol=1e-12)
+    assert torch.allclose(prediction.law(), truth.flatten(0, 1), atol=1e-12)
 
 
 def test_rollout_gives_revealed_tokens_the_law_they_were_drawn_from(tiny):
@@ -85,8 +86,8 @@ def test_rollout_gives_revealed_tokens_the_law_they_were_drawn_from(tiny):
     early, late = (net(x, time).flatten(0, 1) for x, time in ((pair.x_t, t), (pair.x_s, s)))
     (revealed, first), (masks, second) = groups
     assert torch.equal(revealed, ((pair.x_t == V) & (pair.x_s < V)).flatten().nonzero()[:, 0])
-    assert torch.allclose(first, early[revealed], atol=1e-12)
-    assert torch.allclose(second, late[masks], atol=1e-12)
+    assert torch.allclose(first.law(), early[revealed], atol=1e-12)
+    assert torch.allclose(second.law(), late[masks], atol=1e-12)
     assert min(len(revealed), len(masks)) > 5
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cdlm.objective import Bridge, Network
+from cdlm.objective.target import Prediction
 from cdlm.rng import seeded
 
 from .enumeration import KINDS, VOCAB, apply, bridged, index, p_value, predictor, tiny, tv, world
@@ -74,7 +75,8 @@ def test_target_is_the_bounded_denoiser(kind):
     truth = net(pair.x_s, s).exp().flatten(0, 1)
     seen = []
     for at, law in Network()(pair, net):
-        rows = law.exp() if law.is_floating_point() else torch.eye(VOCAB, dtype=torch.float64)[law]
+        dense = isinstance(law, Prediction)
+        rows = law.law().exp() if dense else torch.eye(VOCAB, dtype=torch.float64)[law]
         torch.testing.assert_close(rows, truth[at], rtol=0, atol=1e-12)
         seen.append(at)
     wanted = (w.pi[pair.x_t] > 0).flatten().nonzero()[:, 0]

@@ -100,8 +100,8 @@ def test_rollout_keeps_the_law_of_what_it_reveals():
     assert torch.equal(masks, hidden_s.flatten().nonzero()[:, 0])
     assert len(revealed) > 5
     assert len(masks) > 5
-    torch.testing.assert_close(law, at_t[revealed], rtol=0, atol=1e-12)
-    torch.testing.assert_close(other, at_s[masks], rtol=0, atol=1e-12)
+    torch.testing.assert_close(law.law(), at_t[revealed], rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.law(), at_s[masks], rtol=0, atol=1e-12)
     assert tv(at_t[masks].exp(), at_s[masks].exp()).max() > 1e-3
 
 
