@@ -19,8 +19,9 @@ from cdlm.methods import parse_method
 from cdlm.model import Denoiser
 from cdlm.objective.coupling import Rollout
 from cdlm.objective.divergence import rate_kl
+from cdlm.objective.fused import GPU_CHUNK
 from cdlm.objective.target import Network
-from cdlm.process import Process
+from cdlm.process import SCHEDULES, Process
 from cdlm.rng import seeded
 
 TRAINED, PREDICTED, HEAD = 0.455, 0.585, 0.85
@@ -67,6 +68,8 @@ class Cost:
     """The estimate. Times are of one optimiser step, unless they say otherwise."""
 
     parameters: int
+    vocab: int
+    """GPT-2's for texts of 1024 tokens, else 16,384."""
     tokens: int
     """Of the whole run."""
     flops: float
@@ -108,6 +111,8 @@ def estimate(config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | N
     method, choices = parse_method(config.method)
     vocab = 50_257 if config.length >= 1024 else 16_384
     process = method.default_process(vocab)
+    if process is not None:
+        process = dataclasses.replace(process, noise=SCHEDULES[config.noise]())
     with torch.device("meta"):
         parameters = Denoiser(config.network, process, vocab=vocab).count()
     target = method(process, config.steps, **choices).network is not None
@@ -115,7 +120,7 @@ def estimate(config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | N
     def memory(sequences: int) -> float:
         copies = 5 + target + (gpus > 1)  # weights, gradients, two moments, average; target; buckets that travel
         width = config.network.blocks * config.network.hidden
-        kept = ACTIVATIONS * width * sequences * config.length + 3 * 2048 * 2 * vocab + 12 * sequences * config.length
+        kept = ACTIVATIONS * width * sequences * config.length + 3 * GPU_CHUNK * 2 * vocab
         return (4 * copies * parameters + kept) / 2**30
 
     fitting = [n for n in range(1, own + 1) if own % n == 0 and memory(n) <= 0.95 * room]
@@ -143,7 +148,9 @@ def estimate(config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | N
     flops = total * (work.trained + work.predicted + work.head)
     days = seconds * config.steps / 86_400
     speed = config.batch * config.length / seconds
-    return Cost(parameters, total, flops, micro, passes, memory(micro), trunk, head, waiting, seconds, days, speed)
+    return Cost(
+        parameters, vocab, total, flops, micro, passes, memory(micro), trunk, head, waiting, seconds, days, speed
+    )
 
 
 def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
@@ -154,8 +161,7 @@ def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
     block, column = shape.blocks * (12 * shape.hidden**2 + attention), shape.hidden * vocab
     sums = dict.fromkeys(("trained", "predicted", "head", "point", "law", "rates"), 0.0)
     sums["trained"] = 6 * block
-    halves = (0.0, 0.25, 0.5, 0.75)  # shares may change on the way
-    shares = [sum(term.share(at) for at in halves) for term in objective.terms]
+    shares = [sum(term.share(k / 8) for k in range(8)) for term in objective.terms]  # they may change on the way
     for term, part in zip(objective.terms, shares, strict=True):
         share = part / sum(shares)
         s, t = term.times(0.5, torch.arange(4096), 4096, seeded(0, batch=4096))
@@ -182,16 +188,17 @@ def show_cost(config: CostConfig, run: RunConfig, console: Console) -> None:
     found = estimate(run, config.gpus, config.gpu, config.micro)
     table = Table(title=f"{config.recipe} on {config.gpus} x {config.gpu}", show_header=False)
     step = f"{found.seconds:.3f} s: trunk {found.trunk:.3f}, head {found.head:.3f}, waiting {found.waiting:.3f}"
+    time = f"{found.days:.2f} days" if found.days >= 1 else f"{found.days * 24:.2f} hours"
     layout = f"{config.gpus} GPUs x {found.passes} passes x {found.micro} sequences of {run.length} tokens"
     for name, value in (
-        ("parameters", f"{found.parameters / 1e6:,.1f}M"),
+        ("parameters", f"{found.parameters / 1e6:,.1f}M, with a vocabulary of {found.vocab:,}"),
         ("tokens", f"{found.tokens / 1e9:,.2f}B in {run.steps:,} steps of {run.batch} x {run.length}"),
         ("arithmetic", f"{found.flops:.2e} FLOP"),
         ("layout", layout),
         ("memory", f"{found.gib:.1f} of {GPUS[config.gpu][2]:g} GiB on each GPU"),
         ("a step", step),
         ("speed", f"{found.speed:,.0f} tokens/s"),
-        ("time", f"{found.days:.2f} days" if found.days >= 1 else f"{found.days * 24:.2f} hours"),
+        ("time", f"{time}; {found.days * 24 * config.gpus:,.0f} GPU hours"),
     ):
         table.add_row(name, value)
     console.print(table)

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cdlm.devices import send
+
 Tokens = Int[Tensor, "b l"]
 Time = Float[Tensor, "b"]
 LogLaw = Float[Tensor, "*rows v"]
@@ -62,10 +64,12 @@ class Pair:
 
     def at(self, index: Index) -> "Pair":
         """The same record at chosen rows: every field has the shape [n], and stays on the device it is on."""
-        l = self.x0.shape[-1]
+        l, places = self.x0.shape[-1], {index.device: index}
 
         def rows(field: Tensor) -> Tensor:
-            here = index.to(field.device)
+            if field.device not in places:
+                places[field.device] = send(index, field.device)
+            here = places[field.device]
             return field[here // l] if field.dim() == 1 else field.flatten()[here]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
@@ -75,3 +79,10 @@ class Pair:
 def wide(device: torch.device | str) -> torch.dtype:
     """The widest float that a device computes in: double, except on Apple's GPUs, which have none."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def there(x: Tensor | Mixture, device: torch.device) -> Tensor | Mixture:
+    """Tokens, plain or relaxed, on a device."""
+    if isinstance(x, Tensor):
+        return send(x, device)
+    return Mixture(*(send(part, device) for part in (x.ids, x.weights, x.rest)))

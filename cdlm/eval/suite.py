@@ -49,15 +49,13 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[Row]:
     rows: list[Row] = []
     with alone_in(config.out):
         finished = {row["key"]: row for row in read_rows(config.out)} if (config.out / RESULTS).exists() else {}
+        again = _again(config, judges, finished, console)
         try:
-            for row in (
-                _rows(wanted, config, judges, finished, console)
-                if models
-                else _again(config, judges, finished, console)
-            ):
+            for row in _rows(wanted, config, judges, finished, console) if models else again:
                 rows.append(row)
         except KeyboardInterrupt:
-            console.print(f"interrupted; {len(rows)} cells are kept in {config.out}: run the same command to go on")
+            kept = len(read_rows(config.out)) if (config.out / RESULTS).exists() else 0
+            console.print(f"interrupted; {config.out} keeps {kept} finished rows: run the same command to go on")
             sys.exit(130)
     console.print(table(rows))
     console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
@@ -88,13 +86,14 @@ def _check(cell: Cell, config: EvalConfig) -> None:
     model, length = cell.model, config.length or cell.model.length
     if not length:
         raise ValueError(f"{model.name} does not say how long its texts are: give a --length")
-    if cell.set is not None:
-        cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
-    elif config.reference is not None:
-        Set.parse(str(config.reference)).blocks(model.tokenizer, length, model.framed, config.count, config.seed)
+    if model.length and length > model.length:
+        raise ValueError(f"--length {length} is more than the {model.length} tokens that {cell.label} was trained on")
+    texts = cell.set or _reference(cell, config)
+    if texts is not None:
+        texts.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
     if cell.how is None:
         return
-    if (cell.set or config.reference) and config.count < 2:
+    if texts is not None and config.count < 2:
         raise ValueError("MAUVE compares two sets of texts: --num must be at least 2")
     if cell.task == "unconditional":
         model.check(model.continuations([""], 1, length), cell.how)
@@ -208,16 +207,18 @@ def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None])
 
 def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row], console: Console) -> Iterator[Row]:
     """Score kept texts without their models: another judge, or another protocol."""
-    paths = sorted((config.out / "samples").glob("*.jsonl"))
+    paths = sorted((config.out / "samples").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         raise ValueError(f"{config.out} holds no texts to judge; name models first: cdlm eval MODEL... --judge JUDGE")
+    for path in paths if config.protocol == "paper" else ():
+        n = len(read_samples(path).lines)
+        if n < PAPER:
+            raise ValueError(f"{path} holds {n} texts, and the paper's protocol has {PAPER}; use --protocol robust")
     began = time.perf_counter()
     for number, path in enumerate(paths, 1):
         samples = read_samples(path)
-        n = min(len(samples.lines), config.num or len(samples.lines))
-        if config.protocol == "paper" and n < PAPER:
-            raise ValueError(f"{path} holds {n} texts, and the paper's protocol has {PAPER}; use --protocol robust")
-        n = PAPER if config.protocol == "paper" else n
+        most = PAPER if config.protocol == "paper" else config.num or len(samples.lines)
+        n = min(len(samples.lines), most)
         samples = Samples({**samples.about, "num": n, "file": path.name}, samples.lines[:n])
         for judge in judges:
             key = _row_key(samples.about, judge, config)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from cdlm.devices import send
 from cdlm.model.dit import Architecture, DiT
 from cdlm.process.process import Process
-from cdlm.types import LogLaw, Mixture, Time, Tokens
+from cdlm.types import LogLaw, Mixture, Time, Tokens, there
 
 
 class Denoiser(nn.Module):
@@ -48,10 +48,7 @@ class Denoiser(nn.Module):
         self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
-        if isinstance(x, Mixture):
-            x = Mixture(*(send(part, self.device) for part in (x.ids, x.weights, x.rest)))
-        else:
-            x = send(x, self.device)
+        x = there(x, self.device)
         level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
         length = (x if isinstance(x, Tensor) else x.ids).shape[1]
         return self.backbone(x, send(level.to(torch.float32), self.device), self.backbone.rotary(length), rows)

@@ -20,7 +20,7 @@ from cdlm.objective.target import Network, Target
 from cdlm.objective.times import Times
 from cdlm.rng import Rng
 from cdlm.schedules import PAPER_STEPS, Schedule, constant
-from cdlm.types import Mixture, Pair, Tokens
+from cdlm.types import Mixture, Pair, Tokens, there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Objective:
                 parts.append(Part(index + first, goal, term.weight(at), term.divergence, at))
                 owners.append(term.name)
             first += pair.x0.numel()
-        inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
+        inputs = [there(pair.x_t if pair.input is None else pair.input, student.device) for _, pair in batch]
         hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch])).flatten(0, 1)
         total, sums = weighted_sum(student, hidden, parts)
         means = {}

@@ -58,9 +58,8 @@ class Rollout:
                 here = slice(first, first + _ROWS)
                 law = teacher.head(hidden.flatten(0, 1)[rows[here]])
                 x_s = x_s.scatter(0, rows[here], categorical(law, u[here]))
-        pair = _pair(self.process, x0, x_s.view_as(x_t), x_t, s, t)
-        data = (pair.alpha_s == 1).to(drawn.device)[:, None]
-        return dataclasses.replace(pair, law=hidden, known=~pair.positions | drawn | data)
+        pair = _pair(self.process, x0, x_t, x_t, s, t)  # what is known at s is known here, on the host
+        return dataclasses.replace(pair, x_s=x_s.view_as(x_t), law=hidden, known=pair.known | drawn)
 
     def __str__(self) -> str:
         return f"Rollout({self.process.name})"

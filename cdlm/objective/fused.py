@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
@@ -47,7 +48,8 @@ _WIDTH, _NEVER = 128, -1e4
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows of one term: where their hidden rows are, what they must agree with, and what each weighs."""
+    """Rows of one term: where their hidden rows are, what they must agree with, and what each weighs. No two parts
+    share a row."""
 
     index: Index
     target: Index | Prediction
@@ -63,9 +65,9 @@ def weighted_sum(
     """The weighted sum of the divergences of all parts, which can be differentiated; and that of each, which cannot."""
     known = [part for part in parts if _kernel(part) is not None]
     head = student.backbone.output_layer.linear
-    total, *sums = _Total.apply(
-        hidden, head.weight, head.bias, [_prepared(p, head.weight) for p in known], _dtype(hidden)
-    )
+    weight, bias = _cut(head.weight, student.vocab), _cut(head.bias, student.vocab)
+    work = [_prepared(part, weight) for part in known]
+    total, *sums = _Total.apply(hidden, weight, bias, work, _dtype(hidden), torch.is_grad_enabled())
     found = dict(zip(map(id, known), sums, strict=True))
     for part in parts:
         if id(part) not in found:
@@ -129,13 +131,12 @@ def _kernel(part: Part) -> Kernel | None:
 
 
 class _Total(torch.autograd.Function):
-    """Loss and gradient chunk by chunk, both in the forward pass."""
+    """Loss and gradient chunk by chunk, both in the forward pass; it can be differentiated once."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Hidden, weight: Tensor, bias: Tensor, work: list[_Work], dtype: torch.dtype
+        ctx: Any, hidden: Hidden, weight: Tensor, bias: Tensor, work: list[_Work], dtype: torch.dtype, needed: bool
     ) -> tuple[Tensor, ...]:
-        needed = any(ctx.needs_input_grad[:3])
         v, device = weight.shape[0], weight.device
         w, b = _padded(weight, bias, dtype)
         d_hidden = torch.zeros_like(hidden) if needed else None
@@ -149,7 +150,7 @@ class _Total(torch.autograd.Function):
             theirs = None
             if one.prediction is not None:
                 linear = one.prediction.network.backbone.output_layer.linear
-                theirs = _padded(linear.weight, linear.bias, dtype)
+                theirs = _padded(_cut(linear.weight, v), _cut(linear.bias, v), dtype)
             found = torch.zeros((), dtype=_wide(dtype), device=device)
             for first in range(0, len(one.index), chunk):
                 here = slice(first, first + chunk)
@@ -179,13 +180,14 @@ class _Total(torch.autograd.Function):
         return (torch.stack(sums).sum() if sums else hidden.new_zeros(()), *sums)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scaled = []
         for part in (d_hidden, d_weight, d_bias):  # on a GPU in place: they are as large as the network's own
             scaled.append(part.mul_(grad.to(part.dtype)) if part.is_cuda else part * grad.to(part.dtype))
         weight, bias = (part[: ctx.vocab].to(kind) for part, kind in zip(scaled[1:], ctx.dtypes, strict=True))
-        return scaled[0], weight, bias, None, None
+        return scaled[0], weight, bias, None, None, None
 
 
 def _kl_point(z: Rows, y: Int[Tensor, "c"], w: Values, prior: None = None) -> tuple[Values, Rows]:
@@ -328,6 +330,11 @@ def _padded(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
     return torch.nn.functional.pad(weight, (0, 0, 0, extra)), torch.nn.functional.pad(bias, (0, extra), value=_NEVER)
 
 
+def _cut(head: Tensor, vocab: int) -> Tensor:
+    """Without the tokens that `accelerate` has added."""
+    return head if len(head) == vocab else head[:vocab]
+
+
 def _filled(rows: Tensor, count: int) -> Tensor:
     """So many rows, the last ones copies of the first; their weight is zero."""
     short = count - len(rows)
@@ -342,6 +349,8 @@ def _masks(pair: Pair) -> bool:
 @functools.cache
 def _compiled(kernel: Kernel, extra: int) -> Kernel:
     """A kernel in as few passes as the compiler finds, whose slopes have columns of zeros for the padded tokens."""
+    if not extra:
+        return torch.compile(kernel, dynamic=False)
 
     def padded(*inputs: Tensor) -> tuple[Values, Rows]:
         loss, slope = kernel(*inputs)

@@ -25,8 +25,9 @@ class Prediction(NamedTuple):
     network: Denoiser
 
     def law(self) -> LogLaw:
-        """All of them at once."""
-        return self.network.head(self.rows)
+        """All of them at once, gradient stopped."""
+        with torch.no_grad():
+            return self.network.head(self.rows)
 
 
 Group = tuple[Index, Index | Prediction]
@@ -38,7 +39,7 @@ class Data:
 
     def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
         index = pair.positions.flatten().nonzero()[:, 0]
-        return [(index, pair.x0.flatten()[index.to(pair.x0.device)])]
+        return [(index, pair.x0.flatten()[send(index, pair.x0.device)])]
 
     def __str__(self) -> str:
         return "data"
@@ -72,13 +73,13 @@ class Network:
         known = pair.known.flatten()[index]
         point, dense = index[known], index[~known]
         if pair.law is None:
-            certain: Group = (point, pair.x_s.flatten()[point.to(pair.x_s.device)])
+            certain: Group = (point, pair.x_s.flatten()[send(point, pair.x_s.device)])
         else:
             certain = (point, Prediction(pair.law.flatten(0, 1)[send(point, pair.law.device)], network))
         live = (pair.alpha_s < 1).nonzero()[:, 0]
         if not len(live):  # rows at the boundary need no network
             return [certain]
-        hidden = network.features(pair.x_s[live.to(pair.x_s.device)], pair.alpha_s[live])
+        hidden = network.features(pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live])
         l = pair.x_s.shape[1]
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         rows = place.to(dense.device)[dense // l] * l + dense % l

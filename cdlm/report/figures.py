@@ -30,10 +30,8 @@ def bars(section: Section, path: Path) -> Path | None:
     if not panels:
         return None
     widest = max(len({(name(r), steps(r)) for r in rows}) for _, rows in panels)
-    figure, axes = canvas(max(5.0, 0.34 * widest + 1.5) * len(panels), 3.8, 1, max(2, len(panels)))
-    for axis in axes[0][len(panels) :]:
-        axis.remove()
-    for axis, (title, rows) in zip(axes[0], panels, strict=False):
+    figure, axes = canvas(max(5.0, 0.34 * widest + 1.5) * len(panels), 3.8, 1, len(panels))
+    for axis, (title, rows) in zip(np.atleast_1d(axes).ravel(), panels, strict=True):
         counts, names = sorted({steps(row) or 0 for row in rows}), list(dict.fromkeys(name(row) for row in rows))
         colours = family_colours(rows)
         wide = 0.86 / len(names)
@@ -52,8 +50,8 @@ def bars(section: Section, path: Path) -> Path | None:
             if row["process"] == "none":
                 axis.axhline(row["ppl"], color="0.2", linestyle=":", linewidth=1, label=name(row))
         _log(axis)
-        low, high = axis.get_ylim()
-        axis.set_ylim(low, high * 1.9)
+        ends = [row["ppl_interval"] for row in rows]
+        axis.set_ylim(0.6 * min(low for low, _ in ends), 1.9 * max(high for _, high in ends))
         axis.set_xticks(range(len(counts)), [str(n) for n in counts])
         axis.set_xlabel("sampling steps")
         axis.set_ylabel("generative perplexity (entropy above)")
@@ -107,9 +105,10 @@ def frontiers(found: Sequence[Point], title: str, path: Path) -> Path | None:
     names = list(dict.fromkeys(p.name for p in swept))
     causal = [p for p in found if p.steps is None]
     for axis, n in zip(flat, counts, strict=False):
-        for k, one in enumerate(names):
+        for one in names:
             own = [p for p in swept if p.name == one and p.steps == n]
-            colour, mark = f"C{k}", MARKS[k % len(MARKS)]
+            place = sorted(names).index(one)  # the same in every picture
+            colour, mark = f"C{place % 10}", MARKS[place % len(MARKS)]
             for kind, style in (("T ", "-"), ("top-p ", "--")):
                 line = sorted(
                     (p for p in own if p.control.startswith(kind) or p.control == "plain"), key=lambda p: p.entropy[0]

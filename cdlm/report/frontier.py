@@ -76,12 +76,14 @@ class Speed:
     """Already reached at the fewest steps measured."""
     entropy: float | None
     """Of the model, where it gets there."""
+    nfe: float | None
+    """Evaluations there: more than the steps with a corrector's, fewer where nothing was left to reveal."""
     target_entropy: float
 
     @property
     def factor(self) -> float | None:
         """How many times fewer evaluations."""
-        return None if self.steps is None else self.target_nfe / self.steps.value
+        return None if self.nfe is None else self.target_nfe / self.nfe
 
 
 def points(section: Section) -> list[Point]:
@@ -134,7 +136,9 @@ def spans(found: Sequence[Point], baseline: str) -> list[Span]:
                 continue
             at = np.linspace(low, high, GRID)[:, None] + np.zeros_like(own[0].entropy)
             gaps = np.stack([frontier_at(own, h) - frontier_at(base, h) for h in at])
-            rows.append(Span(n, other, baseline, low, high, _interval(np.exp(np.nanmean(gaps, 0)))))
+            inside = ~np.isnan(gaps)
+            mean = np.where(inside, gaps, 0.0).sum(0) / np.where(inside.any(0), inside.sum(0), np.nan)
+            rows.append(Span(n, other, baseline, low, high, _interval(np.exp(mean))))
     return rows
 
 
@@ -167,17 +171,21 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
     plain_ = [p for p in found if p.control == "plain"]
     rows = []
     for target in targets:
-        goal = max((p for p in plain_ if p.name == target), key=lambda p: p.steps or p.nfe)
+        own = [p for p in plain_ if p.name == target]
+        if not own:
+            continue
+        goal = max(own, key=lambda p: p.steps or p.nfe)
         for other in dict.fromkeys(p.name for p in plain_ if p.steps and p.name != target):
             curve = sorted((p for p in plain_ if p.name == other and p.steps), key=lambda p: p.steps or 0)
             if len(curve) < 2:
                 continue
             needed = crossing([p.steps or 0 for p in curve], np.stack([p.log_ppl for p in curve], -1), goal.log_ppl)
             reached = not math.isnan(needed[0])
-            entropy = None
+            entropy = nfe = None
             if reached:
-                places = np.log([p.steps or 0 for p in curve])
-                entropy = float(np.interp(math.log(needed[0]), places, [p.entropy[0] for p in curve]))
+                places, at = np.log([p.steps or 0 for p in curve]), math.log(needed[0])
+                entropy = float(np.interp(at, places, [p.entropy[0] for p in curve]))
+                nfe = math.exp(np.interp(at, places, np.log([p.nfe for p in curve])))
             rows.append(
                 Speed(
                     other,
@@ -188,6 +196,7 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
                     _interval(needed) if reached else None,
                     reached and float(needed[0]) == curve[0].steps,
                     entropy,
+                    nfe,
                     float(goal.entropy[0]),
                 )
             )
@@ -215,9 +224,7 @@ def baseline_of(section: Section, wanted: str | None) -> str | None:
     rows = [row for row in unconditional(section.rows) if row["process"] != "none"]
     names = list(dict.fromkeys(name(row) for row in rows))
     if wanted is not None:
-        if wanted not in names:
-            raise ValueError(f"there is no model {wanted!r} to compare with; there are: {', '.join(names)}")
-        return wanted
+        return wanted if wanted in names else None
     methods = {name(row): str((row.get("trained") or {}).get("method")) for row in plain(rows)}
     return next((n for n in names if methods.get(n) in ("mdlm", "udlm")), names[0] if names else None)
 

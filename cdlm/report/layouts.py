@@ -1,16 +1,17 @@
 """The paper's tables in its own layout, from result rows."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from cdlm.eval.results import Row
+from cdlm.methods import METHODS
 from cdlm.report import paper
 from cdlm.report.paper import SETS, TABLES, TITLES, Column
 from cdlm.report.rows import (
     Section,
     canonical,
     choices,
-    control,
     distilled,
     name,
     plain,
@@ -32,21 +33,27 @@ class Style:
     compare: bool = False
     """Show the paper's numbers beneath ours."""
 
-    def note(self) -> str:
+    def note(self, section: Section) -> str:
         star = "" if self.threshold is None else f" * entropy below {self.threshold:.2f}."
-        return f"Best bold, second best underlined.{star}" + " In italics: the paper's own numbers." * self.compare
+        text = f"Best bold, second best underlined, whatever their intervals.{star}"
+        if not self.compare:
+            return text
+        text += " In italics: the paper's own numbers"
+        other = [] if section.judge == "gpt2-large" else ["another judge (gpt2-large)"]
+        other += [] if section.length == 1024 else ["other lengths (1024 tokens)"]
+        other += [] if section.rows[0]["vocab"] in (50257, 50258) else ["another vocabulary (GPT-2's)"]
+        return text + (f", which have {', '.join(other)}: not comparable with ours." if other else ".")
 
 
 def unconditional_tables(section: Section, style: Style) -> list[Sheet]:
     """Tables 1, 2 and 7: perplexity (entropy) over sampling steps."""
     sheets = []
-    for number, processes, precision in ((1, ("masked",), "fp64"), (2, None, "fp64"), (7, ("all",), "naive-fp32")):
+    uniform = ("uniform", "unigram")
+    for number, own, precision in ((1, ("masked",), "fp64"), (2, uniform, "fp64"), (7, (), "naive-fp32")):
         rows = plain(unconditional(section.rows, precision))
-        if number < 7:
-            own = ("masked",) if processes else ("uniform", "unigram")
-            rows = [row for row in rows if row["process"] in (*own, "none")]
+        rows = [row for row in rows if not own or row["process"] in (*own, "none")]
         if any(row["process"] != "none" for row in rows):
-            sheets.append(_over_steps(number, rows, section, style))
+            sheets += [_over_steps(number, rows, section, style), _intervals(number, rows, section)]
     return sheets
 
 
@@ -60,7 +67,7 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
     named = _by_name(rows)
     heads = ("Model", "Pretrain steps", "Distill steps", *map(str, columns))
     values = {key: {place(row): row for row in found} for key, found in named.items()}
-    ranks = {c: ranked([_ppl(values[key].get(c)) for key in named]) for c in columns}
+    ranks = {c: ranked([_value(values[key].get(c), "ppl") for key in named]) for c in columns}
     lines: list[Line] = []
     for title, late in ((BASE, False), (DISTILLED, True)):
         part = [key for key in named if distilled(named[key][0]) == late]
@@ -76,8 +83,27 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
             quote = _quote(number, canonical(named[key][0]), list(columns))
             if style.compare and quote:
                 lines.append(Line("paper", (Entry(), Entry(), *quote), quoted=True))
-    caption = f"{section.note(rows)} {style.note()}"
+    caption = f"{section.note(rows)} {style.note(section)}"
+    caption += " A model without steps stands in the last column." * any(steps(row) is None for row in rows)
     return Sheet(_slug(section, number), _title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))
+
+
+def _intervals(number: int, rows: list[Row], section: Section) -> Sheet:
+    """The same cells with their 95 % intervals."""
+    columns = sorted({found for row in rows if (found := steps(row))})
+    lines = []
+    for key, own in _by_name(rows).items():
+        cells = {steps(row) or columns[-1]: row for row in own}
+        text = (_bracketed(cells[c]) if c in cells else "" for c in columns)
+        lines.append(Line(key, tuple(Entry(one) for one in text)))
+    heads = (("Model", 1), *((str(c), 1) for c in columns))
+    slug, title = f"{_slug(section, number)}-intervals", f"Table {number}, with 95 % intervals of the perplexity"
+    return Sheet(slug, title, f"{section.note(rows)} The texts are resampled.", (heads,), tuple(lines))
+
+
+def _bracketed(row: Row) -> str:
+    low, high = row["ppl_interval"]
+    return f"{row['ppl']:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def conditional_tables(section: Section, style: Style) -> list[Sheet]:
@@ -94,11 +120,14 @@ def conditional_tables(section: Section, style: Style) -> list[Sheet]:
     heads = (tuple(first), (("", 1), *((f"{n} steps", 1) for _, n in columns)))
     small = section.note(rows)
     sheets = []
-    for number, show, smaller, measure in (
-        (3, lambda row: f"{row['ppl']:.1f} / {row['bleu2']:.1f}", True, "ppl"),
-        (8, lambda row: f"{row['mauve']:.2f}", False, "mauve"),
+    for number, show, digits, measure in (
+        (3, lambda row: f"{row['ppl']:.1f} / {row['bleu2']:.1f}", 1, "ppl"),
+        (8, lambda row: f"{row['mauve']:.2f}", 2, "mauve"),
     ):
-        ranks = {c: ranked([_value(values[key].get(c), measure) for key in named], smaller) for c in columns}
+        ranks = {
+            c: ranked([_value(values[key].get(c), measure) for key in named], digits, smaller=number == 3)
+            for c in columns
+        }
         lines = []
         for index, key in enumerate(named):
             found = [values[key].get(column) for column in columns]
@@ -122,10 +151,12 @@ def conditional_tables(section: Section, style: Style) -> list[Sheet]:
 
 def ablation_tables(section: Section, style: Style) -> list[Sheet]:
     """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each."""
-    rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None]
+    rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None and name(row) == row["model"]]
+    changed = [row["trained"]["method"].partition(":")[0] for row in rows if choices(row)]
+    rows = [row for row in rows if row["trained"]["method"].partition(":")[0] in changed[:1]]  # variants of one method
     sheets = []
     for number, keys, read, title in (
-        (4, {"steps"}, lambda c: c.get("steps", "random"), "CDLM w. {} scheduler"),
+        (4, {"steps"}, lambda c: c.get("steps", _scheduler(rows)), "CDLM w. {} scheduler"),
         (5, {"kappa", "kappa_end"}, lambda c: f"{float(c.get('kappa', '0.4')):g}", "CDLM w. {} for max-step scheduler"),
         (6, {"divergence"}, lambda c: c.get("divergence", "jsd"), "CDLM w. {}"),
     ):
@@ -159,7 +190,7 @@ def _ablation(
         if style.compare and quote:
             lines.append(Line("paper", tuple(quote), quoted=True))
     heads = (("Model", 1), *((str(column), 1) for column in columns))
-    caption = f"{section.note(rows)} {style.note()}"
+    caption = f"{section.note(rows)} {style.note(section)}"
     return Sheet(_slug(section, number), _title(number), caption, (heads,), tuple(lines))
 
 
@@ -170,7 +201,7 @@ def likelihood_table(rows: Sequence[Row]) -> Sheet | None:
         return None
     sets, models = list(dict.fromkeys(r["set"] for r in found)), list(dict.fromkeys(r["model"] for r in found))
     value = {(row["model"], row["set"]): row for row in found}
-    ranks = {text: ranked([_value(value.get((model, text)), "nelbo_ppl") for model in models]) for text in sets}
+    ranks = {text: ranked([_value(value.get((model, text)), "nelbo_ppl") for model in models], 2) for text in sets}
     lines = []
     for index, model in enumerate(models):
         entries = []
@@ -214,9 +245,10 @@ def consistency_table(rows: Sequence[Row]) -> Sheet | None:
     return Sheet("consistency", "Path invariance on text", caption, heads, tuple(lines))
 
 
-def control_note(rows: Sequence[Row]) -> str:
-    """Which controls were tried."""
-    return ", ".join(dict.fromkeys(control(row) for row in rows))
+def _scheduler(rows: Sequence[Row]) -> str:
+    """The step sizes of a run that says nothing of them."""
+    slug = rows[0]["trained"]["method"].partition(":")[0] if rows else "mcdlm"
+    return str(METHODS[slug].choices["steps"])
 
 
 def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -240,12 +272,9 @@ def _slug(section: Section, number: int) -> str:
     return f"table-{number}-{section.slug}"
 
 
-def _ppl(row: Row | None) -> float | None:
-    return _value(row, "ppl")
-
-
 def _value(row: Row | None, measure: str) -> float | None:
-    return None if row is None else float(row[measure])
+    """What a cell is ranked by; a model that is its own judge is not ranked."""
+    return None if row is None or row.get("own_judge") else float(row[measure])
 
 
 def _ppl_entropy(row: Row) -> str:
@@ -257,6 +286,4 @@ def _star(row: Row, style: Style) -> bool:
 
 
 def _exp(row: Row, side: int) -> str:
-    import math
-
     return f"{math.exp(row['nelbo_interval'][side]):.2f}"

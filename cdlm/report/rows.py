@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cdlm.eval.grid import ROBUST
 from cdlm.eval.results import Row, read_rows
 from cdlm.methods import METHODS
 from cdlm.sample import Sampling
@@ -37,7 +38,8 @@ class Section:
         """What is behind the numbers of these rows."""
         counts = sorted({row["num"] for row in rows})
         texts = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        return f"{texts} texts of {self.length} tokens a cell, judged by {self.judge}."
+        few = "" if counts[0] >= ROBUST else ", which are few"
+        return f"{texts} texts of {self.length} tokens a cell{few}, judged by {self.judge}."
 
 
 def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
@@ -52,6 +54,7 @@ def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
     if not rows:
         raise ValueError("there is no finished cell yet: run cdlm eval first")
     _one_vocabulary(rows)
+    _one_meaning(rows)
     sections: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         if "ppl" in row:
@@ -72,6 +75,21 @@ def _one_vocabulary(rows: Iterable[Row]) -> None:
             f"these models have different vocabularies ({parts}), so their entropies and step counts cannot be "
             "compared; report each vocabulary from a results folder of its own"
         )
+
+
+def _one_meaning(rows: Iterable[Row]) -> None:
+    """A label stands for one model, drawn in one way: else one number would silently hide another."""
+    seen: dict[str, Row] = {}
+    for row in rows:
+        judged = ("judge", "protocol", "length") if "ppl" in row else ()
+        place = ("task", "model", "set", "sampling", "clamp", *judged)
+        other = seen.setdefault(json.dumps([row.get(part) for part in place], sort_keys=True), row)
+        for part in ("hash", "length", "seed", "dtype"):
+            if other.get(part) != row.get(part):
+                raise ValueError(
+                    f"{row['model']} stands for two things, with the {part} {other.get(part)} and {row.get(part)}; "
+                    "evaluate each under a label of its own (NAME=MODEL), or report them apart"
+                )
 
 
 def unconditional(rows: Sequence[Row], precision: str = "fp64") -> list[Row]:
@@ -102,6 +120,7 @@ def name(row: Row) -> str:
         if how[setting] != getattr(Sampling, setting):
             words.append(how[setting])
     words += ["clamped"] if row.get("clamp") else []
+    words += ["the judge itself"] if row.get("own_judge") else []
     return row["model"] + (f" ({', '.join(words)})" if words else "")
 
 

@@ -1,6 +1,7 @@
 """A table on its way to Markdown, LaTeX or a picture."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -68,7 +69,7 @@ class Sheet:
                 continue
             title = rf"\textit{{{_escape(line.name)}}}" if line.quoted else _escape(line.name)
             out.append(" & ".join([title, *(_latex(entry, line.quoted) for entry in line.entries)]) + r" \\")
-        caption = _escape(f"{self.title}. {self.caption}")
+        caption = _escape(f"{re.sub(r'^Table [0-9]+[.,] ', '', self.title)}. {self.caption}")
         out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{self.slug}}}"]
         return "\n".join([*out, r"\end{table}", ""])
 
@@ -86,7 +87,8 @@ class Sheet:
             max(len(row[k][0]) for row in rows if len(row) > k > 0 or (k == 0 and len(row) > 1))
             for k in range(max(map(len, rows)))
         ]
-        left = [sum(widths[:k]) + 2.5 * k for k in range(len(widths) + 1)]
+        left = [1.1 * sum(widths[:k]) + 3 * k for k in range(len(widths) + 1)]
+        left[-1] = max(left[-1], 1.15 * len(self.title))
         figure, axis = canvas(max(5.0, left[-1] * 0.075 + 0.3), 0.24 * (len(rows) + 2.2))
         axis.set_xlim(-1, left[-1])
         axis.set_ylim(-len(rows) - 0.3, 1.6)
@@ -119,15 +121,14 @@ class Sheet:
         return path
 
 
-def ranked(values: list[float | None], smaller: bool = True) -> list[Literal[0, 1, 2]]:
-    """Best and second best of a column; equal numbers share a rank, and a lone one has none."""
-    there = sorted({round(value, 1 if smaller else 3) for value in values if value is not None}, reverse=not smaller)
+def ranked(values: list[float | None], digits: int = 1, smaller: bool = True) -> list[Literal[0, 1, 2]]:
+    """Best and second best of a column; numbers that print alike share a rank, and a lone one has none."""
+    shown = [None if value is None else round(value, digits) for value in values]
+    there = sorted({value for value in shown if value is not None}, reverse=not smaller)
     if sum(value is not None for value in values) < 2:
         return [0] * len(values)
-    ranks: dict[float, Literal[0, 1, 2]] = {}
-    for value, rank in zip(there, (1, 2), strict=False):
-        ranks[value] = rank  # type: ignore[assignment]
-    return [0 if value is None else ranks.get(round(value, 1 if smaller else 3), 0) for value in values]
+    first, second = there[0], there[1] if len(there) > 1 else None
+    return [0 if value is None else 1 if value == first else 2 if value == second else 0 for value in shown]
 
 
 def _markdown(entry: Entry, quoted: bool) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,15 @@ from cdlm.report.sheet import Entry, Line, Sheet
 
 PAPER_LENGTH, PAPER_THRESHOLD, BELOW_DATA = 1024, 5.0, 0.44
 """The paper stars entropies below 5 at 1024 tokens, which is 0.44 nats below those of people (5.44)."""
+
+KEY = (
+    "How to read this. *Perplexity* is that of the texts under the judge named in each heading, lower is better; "
+    "*entropy* that of each text's own tokens in nats, and a low one means repetition. *Plain* is without control; "
+    "*T* a temperature, *top-p* the share of the law drawn from. *Steps* are denoising steps, *NFE* evaluations of the "
+    "network for each text, fewer where a step had nothing to reveal. An *in-domain* judge has seen the corpus that "
+    "the models were trained on. Protocol *robust* scores every token that has a context, *paper* counts as published "
+    "numbers do (docs/evaluation.md). Intervals are 95 %, over resampled texts."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +65,10 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     """Everything that the rows allow."""
     console = console or Console()
     sections, rest = gather(config.results)
-    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", ""]
+    names = dict.fromkeys(name(row) for section in sections for row in unconditional(section.rows))
+    if config.baseline is not None and config.baseline not in names:
+        raise ValueError(f"there is no model {config.baseline!r} to compare with; there are: {', '.join(names)}")
+    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", "", KEY, ""]
     data: dict[str, list[Row]] = {"matched": [], "frontiers": [], "speed-ups": []}
     pictures = config.out / "figures"
     if config.moons is not None:
@@ -96,7 +109,8 @@ def _frontier(
     drawn = figures.frontiers(found, section.title, config.out / "figures" / f"frontier-{section.slug}.png")
     page = _figure(drawn, "Perplexity against entropy")
     matches, ranges = matched(found, baseline), spans(found, baseline)
-    causal = [name(row) for row in plain(unconditional(section.rows)) if row["process"] == "none"]
+    rivals = [row for row in plain(unconditional(section.rows)) if row["process"] == "none"]
+    causal = [name(row) for row in rivals if not row.get("own_judge")]
     faster = speeds(found, list(dict.fromkeys([*causal, baseline])))
     page += _put(_matched_sheet(matches, section), config.out) if matches else []
     page += _put(_span_sheet(ranges, section), config.out) if ranges else []
@@ -113,10 +127,13 @@ def _matched_sheet(rows: list[Match], section: Section) -> Sheet:
         there = "beyond its frontier" if row.baseline_ppl is None else f"{row.baseline_ppl:.1f}"
         cells = [row.name, row.control, f"{row.entropy:.2f}", f"{row.ppl:.1f}", there, _bracket(row.ratio)]
         lines.append(Line(str(row.steps), tuple(map(Entry, cells))))
+    base = rows[0].baseline
+    own = [abs(math.log(row.ratio.value)) for row in rows if row.name == base and row.ratio]
+    error = f", here up to {math.expm1(max(own)):.0%}" if own else ""
     caption = (
-        f"Each cell beside the best control (temperature or top-p) of {rows[0].baseline} at the same entropy and "
-        f"steps; a ratio below 1 is a gain that sharpening does not explain. {rows[0].baseline}'s own cells are "
-        "compared with the line through its others of the same control: that is the error of the interpolation. "
+        f"Each model without control beside the best control (temperature or top-p) of {base} at the same entropy and "
+        "steps: a ratio below 1 is a gain that sharpening does not explain, if it exceeds the error of interpolation"
+        f"{error}. That error is what the cells of {base} itself show beside the line through its others. "
         f"{section.note(unconditional(section.rows))} Intervals from paired resamples of the texts."
     )
     return Sheet(

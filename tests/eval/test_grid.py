@@ -112,7 +112,7 @@ def test_two_sets_of_one_name(tmp_path: Path) -> None:
     ("changes", "advice"),
     [
         ({"judge": ()}, "name a judge: --judge gpt2-large .*smollm2.*a run of ar"),
-        ({"models": (), "judge": ()}, "name a judge"),
+        ({"models": (), "judge": ()}, "name .*a judge"),
         ({"models": ("runs/a", "other/a")}, "two models are called a; give each a name: NAME=MODEL"),
         ({"models": ("x=runs/a", "x=other/b")}, "two models are called x"),
         ({"protocol": "paper", "num": 64}, "the paper's protocol has 32 texts; for 64 use --protocol robust"),

@@ -94,7 +94,7 @@ def test_an_interrupt_keeps_what_is_finished(work: Path, tmp_path: Path, monkeyp
         evaluate(config(work, tmp_path), Console(file=said, width=200))
     monkeypatch.setattr(Judge, "read", real)
     assert error.value.code == 130
-    assert "interrupted; 1 cells are kept" in said.getvalue()
+    assert "keeps 1 finished rows" in said.getvalue()
     assert len(read_rows(tmp_path)) == 1
     written: list[int] = []
     whole = Model.write

@@ -173,7 +173,7 @@ def test_what_cannot_be_done_is_refused_before_a_judge_is_opened(
         recover(work, tmp_path, num=5000)
     with pytest.raises(ValueError, match=r"one\.txt has"):
         evaluate(config(work, tmp_path, reference=work / "one.txt", num=5000), QUIET)
-    with pytest.raises(ValueError, match="32 tokens are more than the 16 that masked was trained on"):
+    with pytest.raises(ValueError, match="--length 32 is more than the 16 tokens that masked was trained on"):
         evaluate(config(work, tmp_path, length=32), QUIET)
     nameless = write_model(tmp_path / "nameless", "masked")
     with pytest.raises(ValueError, match="does not say how long its texts are: give a --length"):

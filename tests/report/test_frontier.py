@@ -90,5 +90,13 @@ def test_the_baseline_is_mdlm_unless_told_otherwise() -> None:
     both = section(row("first", method="mcdlm"), row("second", method="mdlm"))
     assert baseline_of(both, None) == "second"
     assert baseline_of(both, "first") == "first"
-    with pytest.raises(ValueError, match="there are: first, second"):
-        baseline_of(both, "third")
+    assert baseline_of(both, "third") is None
+
+
+def test_evaluations_are_counted_not_steps() -> None:
+    """A corrector that takes two evaluations a step saves half of what its steps say; and no plain cell, no target."""
+    rows = [row("MDLM", n, 640 / n) for n in (16, 64)]
+    rows += [{**row("B", n, 160 / n), "nfe": 2.0 * n} for n in (8, 16)]
+    (found,) = (s for s in speeds(points(section(*rows)), ["MDLM", "nobody"]) if s.name == "B")
+    assert found.steps.value == pytest.approx(16)
+    assert found.factor == pytest.approx(64 / 32)

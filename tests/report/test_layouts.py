@@ -49,7 +49,8 @@ def table(sheet: Sheet) -> dict[str, list[str]]:
 @pytest.mark.parametrize(("number", "precision"), [(1, "fp64"), (2, "fp64"), (7, "naive-fp32")])
 def test_unconditional_tables_hold_the_papers_numbers(number: int, precision: str) -> None:
     section = Section("gpt2-large", "robust", 1024, paper_rows(number, precision))
-    (sheet,) = unconditional_tables(section, Style(5.0))
+    sheet, intervals = unconditional_tables(section, Style(5.0))
+    assert "[" in next(iter(table(intervals).values()))[-1]
     found = table(sheet)
     for name, cells in TABLES[number].items():
         assert [text for text in found[name][2:] if text] == list(cells.values())
@@ -71,7 +72,13 @@ def test_unconditional_tables_hold_the_papers_numbers(number: int, precision: st
 
 def test_the_papers_numbers_stand_beneath_ours_if_asked() -> None:
     section = Section("gpt2-large", "robust", 1024, [row("mine", 8, 300.0), row("mine", 9, 290.0)])
-    (sheet,) = unconditional_tables(section, Style(None, compare=True))
+    sheet, _ = unconditional_tables(section, Style(None, compare=True))
+    assert "not comparable" not in sheet.caption
+    other = Section("smollm2", "robust", 256, section.rows)
+    assert (
+        "another judge (gpt2-large), other lengths (1024 tokens)"
+        in unconditional_tables(other, Style(None, True))[0].caption
+    )
     assert [line.name for line in sheet.lines] == ["mine", "paper"]
     assert [entry.text for entry in sheet.lines[1].entries] == ["", "", "682.7 (5.9)", ""]
     assert sheet.lines[1].quoted
@@ -113,6 +120,13 @@ def test_ablations_are_found_by_what_they_change(number: int, variants: list[str
     assert len([line for line in sheet.lines if line.quoted]) == len(variants)  # each has its row in the paper
 
 
+def test_ablations_are_of_one_method_and_its_own_sampler() -> None:
+    rows = [row("a", method="mcdlm", ppl=100.0), row("b", method="mcdlm:divergence=kl", ppl=200.0)]
+    rows += [row("c", method="ucdlm", process="uniform", ppl=50.0), row("a", method="mcdlm", ppl=7.0, tail="argmax")]
+    (sheet,) = ablation_tables(Section("gpt2-large", "robust", 1024, rows), Style(None))
+    assert table(sheet) == {"CDLM w. jsd": ["100.0 / 5.2"], "CDLM w. kl": ["200.0 / 5.2"]}
+
+
 def test_names_and_schooling_are_read_off_the_training() -> None:
     distilled = row("x", method="sdtt", base={"method": "mcdlm:kappa=0.2", "steps": 100_000, "from": None})
     assert canonical(distilled) == "MCDLM+SDTT"
@@ -121,10 +135,19 @@ def test_names_and_schooling_are_read_off_the_training() -> None:
     assert canonical(row("from a hub", method=None)) == "from a hub"
 
 
+def test_a_model_that_judges_itself_is_not_ranked() -> None:
+    rows = [row("AR", None, 10.0, process="none", method="ar", own_judge=True), row("A", 8, 30.0), row("B", 8, 40.0)]
+    sheet, _ = unconditional_tables(Section("AR", "robust", 1024, rows), Style(None))
+    assert "AR (the judge itself)" in sheet.markdown()
+    assert "**30.0 (5.2)**" in sheet.markdown()
+
+
 def test_ranks() -> None:
     assert ranked([3.0, 1.0, None, 2.0]) == [0, 1, 0, 2]
     assert ranked([1.04, 1.01, 5.0]) == [1, 1, 2]  # equal as printed
     assert ranked([0.9, 0.8], smaller=False) == [1, 2]
+    assert ranked([0.954, 0.951, 0.9], 2, smaller=False) == [1, 1, 2]
+    assert ranked([25.34, 25.31], 2) == [2, 1]
     assert ranked([None, 4.0]) == [0, 0]  # alone is not best
 
 
@@ -140,6 +163,13 @@ def test_vocabularies_are_not_mixed(tmp_path: Path) -> None:
     mixed = write(tmp_path / "mixed", [row("a"), {**row("b"), "vocab": 16_384}])
     with pytest.raises(ValueError, match=r"50,257 tokens: a; 16,384 tokens: b.*results folder of its own"):
         gather([mixed])
+
+
+@pytest.mark.parametrize("part", ["hash", "seed", "dtype"])
+def test_a_label_stands_for_one_thing(part: str, tmp_path: Path) -> None:
+    twice = write(tmp_path / "twice", [row("a"), {**row("a"), part: "other"}])
+    with pytest.raises(ValueError, match=f"a stands for two things, with the {part}.*NAME=MODEL"):
+        gather([twice])
 
 
 def test_judges_protocols_and_lengths_are_kept_apart_and_the_larger_cell_counts(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         write_report(ReportConfig((folder(tmp_path, []),), tmp_path / "report"), QUIET)
     with pytest.raises(ValueError, match="cdlm moons"):
         ReportConfig((tmp_path,), moons=tmp_path)
+    with pytest.raises(ValueError, match="no model 'UDLM' to compare with; there are: MDLM"):
+        write_report(ReportConfig((folder(tmp_path, [row()], "one"),), tmp_path / "report", baseline="UDLM"), QUIET)
     with pytest.raises(ValueError, match="name the results"):
         ReportConfig(())
     (tmp_path / "results" / "results.jsonl").write_text("{broken\n{}\n")
