@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cdlm.eval.generative import perplexity
+from cdlm.eval.judge import open_judge
+
 from .test_cli import cdlm
 from .test_pipeline import succeed
 
@@ -158,3 +161,16 @@ def test_a_model_without_tokenizer_is_named(work: Path, tmp_path: Path) -> None:
     done = cdlm("eval", str(bare), "--judge", f"{work}/ar", "--out", str(tmp_path / "out"))
     assert "has no tokenizer.json" in done.stderr
     assert done.returncode == 1
+
+
+def test_a_judge_tells_shuffled_words(work: Path) -> None:
+    """People's text scores well under a judge that has learnt the language, and far worse with its words shuffled."""
+    judge = open_judge(str(work / "ar"), "cpu")
+    documents = [text.strip()[:150] for text in (work / "corpus.txt").read_text().split("<|endoftext|>")[:20]]
+    shuffled = [" ".join(random.Random(0).sample(text.split(), len(text.split()))) for text in documents]
+
+    def score(texts: list[str]) -> float:
+        readings = judge.read(texts)
+        return perplexity([r.nats for r in readings], [r.tokens for r in readings]).value
+
+    assert score(shuffled) > 3 * score(documents)
