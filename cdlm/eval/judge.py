@@ -95,12 +95,12 @@ class Judge:
         readings: list[Reading | None] = [None] * len(texts)
         order = sorted(range(len(texts)), key=lambda k: -len(cut[k]))
         while order:
-            longest = len(self.start) + len(cut[order[0]])
+            longest = max(1, len(self.start) + len(cut[order[0]]))
             room = PARTIAL * (8 if self.device.type == "cuda" else 1)
-            size = max(1, room // (4 * self.vocab * max(1, longest)))
+            size = room // (4 * self.vocab * longest)
             alike = sum(10 * (len(self.start) + len(cut[k])) >= 9 * longest for k in order)  # little padding
-            size = min(size, alike, len(order) if self.device.type == "cuda" else max(1, CPU_TOKENS // longest))
-            rows, order = order[:size], order[size:]
+            size = min(size, alike, len(order) if self.device.type == "cuda" else CPU_TOKENS // longest)
+            rows, order = order[: max(1, size)], order[max(1, size) :]
             for k, reading in zip(rows, self._batch([cut[k] for k in rows], protocol, features), strict=True):
                 share = len(cut[k]) / len(whole[k]) if whole[k] else 1.0
                 readings[k] = dataclasses.replace(reading, share=share)
