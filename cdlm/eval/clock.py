@@ -63,6 +63,11 @@ class Clock:
         done = self.planned + 0.8 * min(1.0, part) * self.estimate[self.current]
         self.progress.update(self.task, completed=done)
 
+    def read(self, texts: int) -> None:
+        """The rest of the bar is the judges'."""
+        share = 0.2 * self.estimate[self.current] / (self.config.count * max(1, len(self.config.judge)))
+        self.progress.advance(self.task, texts * share)
+
     def tell(self, row: Row) -> None:
         self.console.print(summary(row), highlight=False, markup=False)
 

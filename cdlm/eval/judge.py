@@ -24,7 +24,6 @@ from cdlm.devices import Device, pick_device
 from cdlm.eval.packages import PACKAGES, folder_of
 from cdlm.files import read_object
 from cdlm.model import pretrained
-from cdlm.model.denoiser import Denoiser
 
 WINDOW = 1024
 PARTIAL = 1 << 29
@@ -176,7 +175,7 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
     def forward(
         x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"], last: Int[Tensor, "b"]
     ) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
-        hidden = _hidden(model.denoiser, x)
+        hidden = model.denoiser.features(x, torch.ones(len(x), dtype=torch.float64))
         law = model.denoiser.head(hidden[:, :-1])
         log_p = law.gather(-1, x[:, 1:, None])[..., 0]
         return log_p, hidden[torch.arange(len(x), device=x.device), last]
@@ -193,10 +192,6 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
         fingerprint=fingerprint(folder),
         device=device,
     )
-
-
-def _hidden(denoiser: Denoiser, x: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-    return denoiser.features(x, torch.ones(len(x), dtype=torch.float64))
 
 
 def _transformers(

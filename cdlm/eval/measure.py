@@ -6,7 +6,7 @@ import datetime
 import math
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +30,14 @@ PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
 """(t, s) of the consistency task."""
 
 
-def judged(samples: Samples, judge: Judge, config: EvalConfig, key: str) -> Row:
+def judged(
+    samples: Samples, judge: Judge, config: EvalConfig, key: str, show: Callable[[int], None] | None = None
+) -> Row:
     """What one judge finds in the texts of a cell, and what needs no judge."""
     about, lines = samples.about, samples.lines
     matched = "reference" in lines[0]
     began = time.perf_counter()
-    readings = judge.read([_clean(line["text"], about) for line in lines], config.protocol, features=matched)
+    readings = judge.read([_clean(line["text"], about) for line in lines], config.protocol, matched, show)
     seconds = time.perf_counter() - began
     tokens = [line["tokens"] for line in lines]
     own = [round(len(counted(ids, about["eos"])) * r.share) for ids, r in zip(tokens, readings, strict=True)]
@@ -78,7 +80,7 @@ def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config
     row: Row = {
         "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
         "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_tokens"]]))) for x in lines])),
-        "mauve": mauve(_features(readings), _features(theirs)),
+        "mauve": mauve(features_of(readings), features_of(theirs)),
         "mauve_warning": f"{len(lines)} texts; below {FEW} it is biased upwards" if len(lines) < FEW else None,
     }
     if about["task"] == "conditional":
@@ -142,7 +144,7 @@ def _clean(text: str, about: Row) -> str:
     return text.replace(about["end"], END)
 
 
-def _features(readings: Sequence[Reading]) -> NDArray[np.float32]:
+def features_of(readings: Sequence[Reading]) -> NDArray[np.float32]:
     return np.stack([r.feature for r in readings if r.feature is not None])
 
 

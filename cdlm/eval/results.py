@@ -28,10 +28,6 @@ class Samples:
     lines: list[Row]
     """index, text, tokens, evaluations; and reference, where a text has one."""
 
-    @property
-    def key(self) -> str:
-        return str(self.about["key"])
-
 
 def key_of(values: Row) -> str:
     """A name for what a cell depends on."""

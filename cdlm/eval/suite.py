@@ -73,7 +73,7 @@ def _rows(
         for cell in wanted:
             if cell in missing:
                 clock.begin(cell)
-                for row in _cell(cell, config, judges, keys[cell], finished, clock.show):
+                for row in _cell(cell, config, judges, keys[cell], finished, clock):
                     append_row(config.out, row)
                     finished[row["key"]] = row
                     clock.tell(row)
@@ -114,17 +114,17 @@ def _cell(
     judges: Sequence[Judge],
     keys: Sequence[str],
     finished: dict[str, Row],
-    show: Callable[[State, int], None],
+    clock: Clock,
 ) -> Iterator[Row]:
     """The rows of one cell that are not finished."""
     if cell.how is None:
         measure = likelihood if cell.task == "likelihood" else consistency
         yield {**about_model(cell, config), "key": keys[0], **measure(cell, config), **circumstances(config)}
         return
-    samples = _samples(cell, config, show)
+    samples = _samples(cell, config, clock.show)
     for key, judge in zip(keys, judges, strict=True):
         if key not in finished:
-            yield judged(samples, judge, config, key)
+            yield judged(samples, judge, config, key, clock.read)
 
 
 def about_model(cell: Cell, config: EvalConfig) -> Row:

@@ -16,7 +16,7 @@ import pytest
 from cdlm.data.tokenizer import END, Tokenizer
 from cdlm.eval.judge import Judge, open_judge
 from cdlm.eval.mauve import mauve
-from cdlm.eval.measure import _features
+from cdlm.eval.measure import features_of
 
 pytestmark = [
     pytest.mark.soak,
@@ -90,8 +90,8 @@ def test_mauve_tells_word_order(judge: Judge) -> None:
     """Two halves of the same texts look alike; the shuffled half does not."""
     texts = windows("valid.txt", 120)
     one, two = ([text[:400] for text in texts[k::2]] for k in range(2))
-    human = _features(judge.read(one, features=True))
-    alike = mauve(_features(judge.read(two, features=True)), human)
-    apart = mauve(_features(judge.read([shuffled(text) for text in two], features=True)), human)
+    human = features_of(judge.read(one, features=True))
+    alike = mauve(features_of(judge.read(two, features=True)), human)
+    apart = mauve(features_of(judge.read([shuffled(text) for text in two], features=True)), human)
     print(f"{judge.name}: same {alike:.2f}, shuffled {apart:.2f}")
     assert alike > 0.8 > 0.5 > apart
