@@ -30,7 +30,9 @@ gpu: $(VENV)/.developed
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.sampling
+	$(BIN)/python -m benchmarks.autoregressive
 	$(BIN)/python -m benchmarks.judge
 
 lint: $(VENV)/.developed

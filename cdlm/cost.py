@@ -28,7 +28,7 @@ TRAINED, PREDICTED, HEAD = 0.455, 0.585, 0.85
 """Shares of the matrix rate: a network forward and backward, forward alone, and the head."""
 POINT, LAW, RATES = 10.8e-12, 13e-12, 24.3e-12
 """Seconds for each row and token of the vocabulary, on an H200: point masses, dense targets, reverse rates."""
-ACTIVATIONS = 44
+ACTIVATIONS = 37
 """Bytes kept for each token, block and unit of width."""
 HOST = 0.04
 """Seconds below which a pass waits for its host."""
@@ -57,10 +57,12 @@ class CostConfig:
     """Which kind."""
     micro: int | None = None
     """Sequences that a GPU computes at a time. [the most that fit]"""
+    vocab: int | None = None
+    """Size of the vocabulary. [GPT-2's for texts of 1024 tokens, else 16,384]"""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or (self.micro is not None and self.micro < 1):
-            raise ValueError("--gpus and --micro must be at least 1")
+        if self.gpus < 1 or (self.micro is not None and self.micro < 1) or (self.vocab is not None and self.vocab < 2):
+            raise ValueError("--gpus and --micro must be at least 1, and --vocab at least 2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,6 @@ class Cost:
 
     parameters: int
     vocab: int
-    """GPT-2's for texts of 1024 tokens, else 16,384."""
     tokens: int
     """Of the whole run."""
     flops: float
@@ -102,14 +103,16 @@ class _Work:
     rates: float = 0.0
 
 
-def estimate(config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | None = None) -> Cost:
+def estimate(
+    config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | None = None, vocab: int | None = None
+) -> Cost:
     """The cost of a run; a layout that does not fit is refused."""
     rate, bandwidth, room = GPUS[gpu]
     if config.batch % gpus:
         raise ValueError(f"a batch of {config.batch} sequences does not divide among {gpus} GPUs; use a divisor of it")
     own = config.batch // gpus
     method, choices = parse_method(config.method)
-    vocab = 50_257 if config.length >= 1024 else 16_384
+    vocab = vocab or (50_257 if config.length >= 1024 else 16_384)
     process = method.default_process(vocab)
     if process is not None:
         process = dataclasses.replace(process, noise=SCHEDULES[config.noise]())
@@ -185,7 +188,7 @@ def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
 
 def show_cost(config: CostConfig, run: RunConfig, console: Console) -> None:
     """A table for people."""
-    found = estimate(run, config.gpus, config.gpu, config.micro)
+    found = estimate(run, config.gpus, config.gpu, config.micro, config.vocab)
     table = Table(title=f"{config.recipe} on {config.gpus} x {config.gpu}", show_header=False)
     step = f"{found.seconds:.3f} s: trunk {found.trunk:.3f}, head {found.head:.3f}, waiting {found.waiting:.3f}"
     time = f"{found.days:.2f} days" if found.days >= 1 else f"{found.days * 24:.2f} hours"

@@ -70,3 +70,16 @@ def test_judging_agrees_with_its_plain_version() -> None:
     text = run("judge", *flags)
     assert float(text.splitlines()[-2].split()[-1]) < 1e-5
     assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
+
+
+def test_growth_varies_one_thing_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "growth.json"
+    flags = ["--batch", "4", "--lengths", "64", "--vocabs", "200", "--batches", "2", "--repeats", "1"]
+    run("growth", *flags, "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    found = [(row["varied"], row["length"], row["vocab"], row["batch"]) for row in rows]
+    assert found == [("base", 32, 300, 4), ("length", 64, 300, 2), ("vocab", 32, 200, 4), ("batch", 32, 300, 2)]
+    picture = out.with_suffix(".png")
+    picture.unlink()
+    run("growth", "--redraw", str(out))
+    assert picture.read_bytes().startswith(b"\x89PNG")

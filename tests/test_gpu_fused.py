@@ -62,18 +62,19 @@ def test_gradients_are_those_of_the_definition(name, kind, process, dtype) -> No
         assert float((ours - theirs).norm() / theirs.norm()) < close
 
 
-def test_300_steps_take_the_same_course() -> None:
-    """MCDLM in bfloat16, fused and by its definition: the same losses, but for rounding."""
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 0.01), (torch.bfloat16, 0.04)])
+def test_300_steps_take_the_same_course(dtype, close) -> None:
+    """MCDLM, fused and by its definition: the same losses, but for rounding, which grows with the learning rate."""
 
     def course() -> list[float]:
         torch.manual_seed(0)
         student = Denoiser(SIZES["tiny"], masked(V)).cuda()
         target, objective = frozen_copy(student), METHODS["mcdlm"](masked(V), 300)
-        optimizer, losses = torch.optim.AdamW(student.parameters(), lr=2e-3), []
+        optimizer, losses = torch.optim.AdamW(student.parameters(), lr=5e-4), []
         for step in range(300):
             rng = seeded(step, batch=B)
             x0 = (rng("x").integers(1, 50) + 7 * torch.arange(L)) % V  # each text counts up in sevens
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
                 loss = objective.loss(student, target, x0, step, rng).total
             loss.backward()
             optimizer.step()
@@ -87,5 +88,5 @@ def test_300_steps_take_the_same_course() -> None:
         truth = course()
     finally:
         fused._KERNELS.update(kernels)
-    assert found == pytest.approx(truth, rel=0.03)
-    assert found[-1] < 0.8 * found[0]
+    assert found == pytest.approx(truth, rel=close)
+    assert found[-1] < 0.5 * found[0]

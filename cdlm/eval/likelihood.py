@@ -11,6 +11,9 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
+CHUNK = 4096
+"""Positions whose laws over the vocabulary are there at once."""
+
 
 def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int = 0, rows: int = 64) -> float:
     """The mean over numbered batches, one stratified time a sequence, `rows` sequences at a time.
@@ -50,9 +53,10 @@ def bounds(denoiser: Denoiser, x0: Tokens, stratum: Int[Tensor, "b"], rng: Rng, 
         hidden = denoiser.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t)
         ((index, goal),) = term.target(pair, None)
         assert isinstance(goal, Tensor)
-        at, length = pair.at(index), pair.x0.shape[1]
-        student = denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
-        surprise = term.divergence(target=goal.to(hidden.device), student=student, pair=at).cpu().double()
-        sums = torch.zeros(len(part), dtype=torch.float64)
-        found.append(sums.index_add_(0, index.cpu() // length, term.weight(at).cpu() * surprise) / length)
+        length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
+        for here, truth in zip(index.split(CHUNK), goal.split(CHUNK), strict=True):
+            at, student = pair.at(here), denoiser.head(hidden.flatten(0, 1)[here.to(hidden.device)])
+            surprise = term.divergence(target=truth.to(hidden.device), student=student, pair=at).cpu().double()
+            sums.index_add_(0, here.cpu() // length, term.weight(at).cpu() * surprise)
+        found.append(sums / length)
     return torch.cat(found)

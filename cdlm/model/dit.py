@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cdlm.types import Mixture, Tokens
 
@@ -174,6 +175,8 @@ class Block(nn.Module):
         if x.is_cuda and weight.dtype == x.dtype == torch.bfloat16 and not torch.is_grad_enabled():
             wide = torch._addmm_activation(bias, x.flatten(0, 1), weight.T, use_gelu=True)  # type: ignore[arg-type]
             return self.mlp[2](wide).view_as(x)
+        if torch.compiler.is_compiling() and torch.is_grad_enabled():  # keep one wide tensor instead of two
+            return self.mlp[2](checkpoint(self.mlp[1], self.mlp[0](x), use_reentrant=False))
         return self.mlp(x)
 
     def _drop(self, x: Hidden) -> Hidden:

@@ -72,7 +72,7 @@ def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: 
     """Everything at its start: target and average are copies of the network."""
     target = frozen_copy(denoiser) if objective.network is not None else None
     average = frozen_copy(denoiser)
-    for network in (denoiser, target, average):
+    for network in (denoiser, target):  # the average only validates, in shapes and a precision of its own
         if network is not None and config.compile:
             network.backbone.compile()
     for network in (target, average):
