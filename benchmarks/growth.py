@@ -73,11 +73,12 @@ def measure(varied: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens a second and memory over each of the three; the model's lines are dashed."""
+    """Tokens a second and memory over each that was varied; the model's lines are dashed."""
     import matplotlib.pyplot as plt
 
-    kinds = ["length", "vocab", "batch"]
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5), layout="constrained", sharey="row")
+    kinds = [kind for kind in ("length", "vocab", "batch") if any(row["varied"] == kind for row in rows)]
+    size = 1 + 3 * len(kinds), 5
+    figure, axes = plt.subplots(2, len(kinds), figsize=size, layout="constrained", sharey="row", squeeze=False)
     for k, kind in enumerate(kinds):
         own = sorted((row for row in rows if row["varied"] in ("base", kind)), key=lambda row: row[kind])
         places = [row[kind] for row in own]

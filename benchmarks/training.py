@@ -1,8 +1,9 @@
 """Training steps of every method: ours, and the same step written plainly, in one process on the same network.
 
-The plain version takes the whole law over the vocabulary at every position, of student and target alike, in float32,
-and leaves the gradient to autograd: the public code of MDLM, DUO and SDTT works like this. Both see the same noise, and
-their losses are compared. A step is everything: noise, loss, gradient, its norm, AdamW, and the averages of weights.
+The plain version takes the whole law over the vocabulary at every position of every sequence, of student and target
+alike, in float32, and leaves the gradient to autograd: the public code of MDLM, DUO and SDTT works like this. Both see
+the same noise, and their losses are compared. A step is everything: noise, loss, gradient, its norm, AdamW, and the
+averages of weights.
 
     python -m benchmarks.training --device cuda --out training.json
 """
@@ -50,23 +51,27 @@ class Plain(Objective):
         inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
         hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch]))
         law = student.head(hidden)  # [b, l, v], float32
+        if target is not None:  # Algorithm 1: a target for every sequence, those with s = 0 among them
+            with torch.no_grad():
+                ends = target.features(stack([pair.x_s for _, pair in batch]), torch.cat([p.alpha_s for _, p in batch]))
+                other = target.head(ends)  # [b, l, v] again
         total, tokens, means, first = law.new_zeros(()), 0, {}, 0
         for term, pair in batch:
             b, l = pair.x0.shape
-            f = law[first : first + b].flatten(0, 1)
+            here = slice(first, first + b)
+            f = law[here].flatten(0, 1)
             first, tokens = first + b, tokens + b * l
             at = pair.at(torch.arange(b * l, device=f.device))
             clean = at.x0 if not isinstance(term.target, Network) else at.x_s.clamp(max=student.vocab - 1)
             d = term.divergence(target=clean.to(f.device), student=f, pair=at)
             if isinstance(term.target, Network):
                 assert target is not None
-                with torch.no_grad():
-                    dense = target.head(target.features(pair.x_s, pair.alpha_s)).flatten(0, 1)
-                    seen = dense if pair.law is None else target.head(pair.law).flatten(0, 1)
                 if pair.law is not None:
+                    with torch.no_grad():
+                        seen = target.head(pair.law).flatten(0, 1)
                     d = term.divergence(target=seen, student=f, pair=at)
-                other = term.divergence(target=dense, student=f, pair=at)
-                d = torch.where(pair.known.flatten().to(f.device), d, other)
+                dense = term.divergence(target=other[here].flatten(0, 1), student=f, pair=at)
+                d = torch.where(pair.known.flatten().to(f.device), d, dense)
             d = torch.where(pair.positions.flatten().to(f.device), d, 0.0)
             value = (term.weight(at).to(d.device, d.dtype) * d).sum()
             total, means[term.name] = total + value, value.detach() / (b * l)

@@ -41,8 +41,8 @@ Rows = Float[Tensor, "c v"]
 Values = Float[Tensor, "c"]
 Kernel = Callable[..., tuple[Values, Rows]]
 
-GPU_CHUNK, CPU_CHUNK = 2048, 512
-"""Rows at a time. On a GPU always exactly so many, so that nothing is compiled twice."""
+GPU_CHUNK, CPU_CHUNK = 2048, 128
+"""Rows at a time. On a GPU always exactly so many, so that nothing is compiled twice; on a CPU as caches hold."""
 _WIDTH, _NEVER = 128, -1e4
 
 
@@ -171,7 +171,10 @@ class _Total(torch.autograd.Function):
                 if d_hidden is None or d_weight is None or d_bias is None:
                     continue
                 d_hidden.index_copy_(0, index, (slope @ w)[: len(index)].to(hidden.dtype))
-                d_weight += slope.t() @ rows
+                if slope.dtype == d_weight.dtype:
+                    d_weight.addmm_(slope.t(), rows)
+                else:
+                    d_weight += slope.t() @ rows
                 d_bias += slope.sum(0, dtype=d_bias.dtype)
             sums.append(found)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
