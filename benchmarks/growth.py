@@ -92,9 +92,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             axes[row][k].set(xscale="log")
             axes[row][k].set_xticks(places, [f"{place:,}" for place in places], fontsize=8)
             axes[row][k].minorticks_off()
-            axes[row][k].set_ylim(bottom=0)
             axes[row][k].grid(alpha=0.3)
         axes[1][k].set_xlabel({"length": "length (tokens a step kept)", "vocab": "vocabulary"}.get(kind, kind))
+    for row in axes:
+        row[0].set_ylim(bottom=0)
     axes[0][0].set_ylabel("thousand tokens a second")
     axes[1][0].set_ylabel("GiB")
     axes[0][0].legend(frameon=False)
