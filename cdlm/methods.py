@@ -66,11 +66,18 @@ def mcdlm(
     floor: float = FLOOR,
     anchor: AnchorDivergence = "kl",
     additive: bool = False,
+    anneal: float = 0.0,
     lam: float = 0.999,
 ) -> Objective:
-    """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is."""
+    """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is.
+
+    Given `anneal`, kappa falls from 1 to its value over that share of the run.
+    """
+    if not 0 <= anneal <= 1:
+        raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
+    weight = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
     times = step_scheduler(steps, low, high, overshoot)
-    return _cdlm(process, total, times, constant(kappa), Network(constant(lam)), divergence, floor, anchor, additive)
+    return _cdlm(process, total, times, weight, Network(constant(lam)), divergence, floor, anchor, additive)
 
 
 def mcdlm_pplopt(

@@ -247,6 +247,16 @@ def test_other_choices_change_one_ingredient_each(name):
         at_home(name, floor=-3.0)
 
 
+@pytest.mark.parametrize("name", ["mcdlm", "ucdlm"])
+def test_kappa_may_fall_from_one(name):
+    annealed = at_home(name, kappa=0.4, anneal=0.5)
+    assert differences(at_home(name), annealed) == {"anchor.share", "consistency.share"}
+    shares = [(term.share(0.0), term.share(0.25), term.share(0.5), term.share(1.0)) for term in annealed.terms]
+    assert shares == [pytest.approx((0, 0.3, 0.6, 0.6)), pytest.approx((1, 0.7, 0.4, 0.4))]
+    with pytest.raises(ValueError, match="anneal is a share of the run"):
+        at_home(name, anneal=1.5)
+
+
 def test_choices_of_the_floor_and_of_the_distillers():
     a, b = (at_home("mcdlm", divergence="reverse_kl", floor=floor).terms[0].divergence for floor in (-3.0, -30.0))
     q, y = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([0])

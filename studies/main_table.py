@@ -1,0 +1,70 @@
+"""The paper's main tables in the small: every row trained on the same tokens (half for AR), sampled, and judged.
+
+    cdlm prepare train.txt --valid valid.txt --train-vocab 16384 --length 256 --packing plain --out tokens
+    python -m studies.main_table --data tokens --texts corpus --out studies/main     # every row, one after another
+    python -m studies.main_table --data tokens --texts corpus --rows judge ar mdlm   # some; others may run beside them
+    cdlm report studies/main/* --compare paper --out docs/study
+
+The judge is an autoregressive model of another seed. Rows that are distilled have two thirds of the tokens as their
+base and one third as themselves, as in the paper.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from studies.rows import Row, arguments, study
+
+STEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SETS = {
+    "openwebtext": "openwebtext_sample.txt",
+    "lambada": "lambada_test.txt",
+    "wikitext103": "wikitext103_test.detok.txt",
+    "ptb": "ptb_test.txt",
+}
+
+
+def rows(texts: Path) -> dict[str, Row]:
+    valid = texts / "valid.txt"
+    sets = tuple(f"{name}={texts / 'eval' / file}" for name, file in SETS.items())
+    bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={valid}",)}
+    plain: dict[str, Any] = {"steps": STEPS, "reference": valid}
+    greedy: dict[str, Any] = {"steps": STEPS, "reference": valid, "tail": ("none", "argmax")}
+    frontier: dict[str, Any] = {
+        "steps": (8, 32),
+        "temperature": (0.95, 0.9, 0.85, 0.8, 0.7, 0.6),
+        "top_p": (0.95, 0.9, 0.8, 0.7),
+    }
+    coarse: dict[str, Any] = {"steps": (8, 64, 256), "precision": ("naive-fp32",)}
+    recover: dict[str, Any] = {"tasks": ("conditional",), "texts": sets, "steps": (8, 64, 256), "judge": ("none",)}
+    one: dict[str, Any] = {"steps": (8,), "num": 256}
+    found = {
+        "judge": Row("judge", "small-ar", seed=1),
+        "ar": Row("AR", "small-ar", tasks=(bound, {**plain, "temperature": (1.0, 0.9, 0.8, 0.7)})),
+        "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, plain, frontier, coarse, recover, one)),
+        "mcdlm": Row("MCDLM", "small-mcdlm", tasks=(bound, plain, frontier, coarse, one)),
+        "mcdlm-pplopt": Row(
+            "MCDLM-PPLOptimized", "small-mcdlm-pplopt", tasks=(bound, plain, frontier, coarse, recover)
+        ),
+        "udlm": Row("UDLM", "small-udlm", tasks=(bound, plain, frontier, coarse)),
+        "duo": Row("DUO", "small-duo", tasks=(bound, plain)),
+        "ucdlm": Row("UCDLM", "small-ucdlm", tasks=(bound, greedy, frontier)),
+        "mdlm-sdtt": Row("MDLM+SDTT", "small-sdtt", "small-mdlm", tasks=(bound, plain, recover)),
+        "mcdlm-sdtt": Row("MCDLM+SDTT", "small-mcdlm-sdtt", "small-mcdlm", tasks=(bound, plain)),
+        "duo-dcd": Row(
+            "DUO+DCD", "small-duo-dcd", "small-duo", tasks=(bound, greedy, {**recover, "tail": ("argmax",)})
+        ),
+    }
+    for method in ("mdlm", "mcdlm"):
+        for seed in (1, 2):
+            label = f"{method.upper()}, seed {seed}"
+            found[f"{method}-{seed}"] = Row(label, f"small-{method}", seed=seed, tasks=(bound, one))
+    return found
+
+
+def main() -> None:
+    asked, place = arguments(__doc__, list(rows(Path())), "studies/main")
+    study(rows(place.texts), asked, place)
+
+
+if __name__ == "__main__":
+    main()

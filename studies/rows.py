@@ -1,0 +1,169 @@
+"""What the studies share: a row is trained, writes, and is read; then its weights may go.
+
+Every row has a folder of its own under --out with run.json, metrics.jsonl, results.jsonl and samples/. A row that is
+finished is not computed again, so a study that was stopped goes on; and several processes may share a GPU, each with
+other rows.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cdlm.config import RunConfig
+from cdlm.eval.grid import EvalConfig
+from cdlm.eval.suite import evaluate
+from cdlm.recipes import RECIPES
+from cdlm.train.loop import train
+
+FULL = 2000
+"""Steps of a `small-` recipe."""
+DONE = "done.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A model of a study: its recipe, what it is distilled from, and what it is asked to do."""
+
+    label: str
+    recipe: str
+    base: str | None = None
+    """The recipe of the first two thirds of the run, where this one is the last third."""
+    method: str | None = None
+    """Another choice of the recipe's method, such as mcdlm:anchor=jsd."""
+    seed: int = 0
+    tasks: tuple[dict[str, Any], ...] = ()
+    """Grids for `evaluate`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a study finds and leaves things, and how large it is."""
+
+    data: Path
+    texts: Path
+    out: Path
+    scratch: Path
+    judge: Path
+    steps: int
+    num: int
+    device: str
+    small: bool
+
+
+def arguments(about: str | None, rows: Sequence[str], out: str) -> tuple[list[str], Place]:
+    """The options of every study."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder written by cdlm prepare")
+    parser.add_argument("--texts", type=Path, required=True, help="folder with valid.txt and the evaluation sets")
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder for a folder a row")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/studies"), help="folder for weights")
+    parser.add_argument(
+        "--judge", type=Path, help="a run of ar of another seed [trained in --scratch by the row judge]"
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=list(rows), choices=list(rows), metavar="ROW", help=", ".join(rows)
+    )
+    parser.add_argument("--steps", type=int, default=FULL, help="of a whole run, of 65,536 tokens each; half for ar")
+    parser.add_argument("--num", type=int, default=128, help="texts in a cell")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--small", action="store_true", help="try the script: a tiny network, tiny batches")
+    asked = parser.parse_args()
+    for folder in (asked.data, asked.texts):
+        if not folder.is_dir():
+            parser.error(f"there is no folder {folder}")
+    judge = asked.judge or asked.scratch / "judge"
+    place = Place(
+        asked.data, asked.texts, asked.out, asked.scratch, judge, asked.steps, asked.num, asked.device, asked.small
+    )
+    return asked.rows, place
+
+
+def finish(name: str, row: Row, place: Place) -> None:
+    """Train a row, have it do its tasks, keep the numbers, drop the weights; nothing if that was done before."""
+    out = place.out / name
+    if (out / DONE).is_file():
+        print(f"{name}: done before", flush=True)
+        return
+    began = time.perf_counter()
+    run = trained(name, row, place)
+    between = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    for file in ("run.json", "metrics.jsonl"):
+        shutil.copyfile(run / file, out / file)
+    console = Console(width=160, highlight=False)
+    for task in row.tasks:
+        needed = task.get("judge", ()) != ("none",) and task.get("tasks") != ("likelihood",)
+        asked = {"judge": (str(wait_for(place.judge)),) if needed else (), "num": place.num, "batch": place.num, **task}
+        models = (f"{row.label}={run}",)
+        evaluate(EvalConfig(models, out=out, device=place.device, **asked), console)  # type: ignore[arg-type]
+    seconds = {"train": round(between - began, 1), "evaluate": round(time.perf_counter() - between, 1)}
+    (out / DONE).write_text(json.dumps({"row": name, "label": row.label, "steps": place.steps, **seconds}) + "\n")
+    for folder in (run, place.scratch / f"{name}-base"):
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{name}: {seconds['train']} s of training, {seconds['evaluate']} s of evaluation", flush=True)
+
+
+def trained(name: str, row: Row, place: Place) -> Path:
+    """The run of a row; two stages have two thirds and one third of the steps."""
+    config = settings(row, place, place.scratch / name)
+    if row.base:
+        first = dataclasses.replace(row, recipe=row.base, base=None, method=None)
+        base = settings(first, place, place.scratch / f"{name}-base", share=2 / 3)
+        train(base, "auto")
+        config = dataclasses.replace(config, init_from=base.out)
+    train(config, "auto")
+    return config.out
+
+
+def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> RunConfig:
+    """A recipe, in its proportion of the study's steps: decays and schedules keep their share of the run."""
+    config = RECIPES[row.recipe].config
+    steps = max(1, round(config.steps * share * place.steps / FULL))
+    changes: dict[str, Any] = {"steps": steps, "reference": round(config.reference * share), "seed": row.seed}
+    changes |= {"data": place.data, "out": out, "device": place.device, "method": row.method or config.method}
+    changes |= {"valid_every": 0, "samples": 0, "save_every": steps, "keep": 1, "log_every": 50}
+    if place.small:
+        network = dataclasses.replace(config.network, hidden=64, blocks=2, heads=2, cond=32)
+        changes |= {
+            "network": network,
+            "batch": 4,
+            "length": 32,
+            "dtype": "float32",
+            "compile": False,
+            "valid_batches": 1,
+        }
+    return dataclasses.replace(config, **changes)
+
+
+def wait_for(judge: Path, minutes: float = 15) -> Path:
+    """The judge, which another process may still be training."""
+    until = time.monotonic() + 60 * minutes
+    while not (judge / DONE).is_file():
+        if not judge.is_dir() or time.monotonic() > until:
+            raise SystemExit(f"there is no judge in {judge} yet: run --rows judge first, or give --judge")
+        time.sleep(1)
+    return judge
+
+
+def train_judge(row: Row, place: Place) -> None:
+    """The in-domain judge stays, for all rows."""
+    if not (place.judge / DONE).is_file():
+        train(settings(row, place, place.judge), "auto")
+        (place.judge / DONE).write_text("{}\n")
+
+
+def study(rows: dict[str, Row], asked: Sequence[str], place: Place) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        for name in asked:
+            if name == "judge":
+                train_judge(rows[name], place)
+            else:
+                finish(name, rows[name], place)

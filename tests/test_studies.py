@@ -1,0 +1,95 @@
+"""The studies run from end to end, at a size too small to say anything, and go on where they were stopped."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.eval.results import read_rows
+from cdlm.report.write import ReportConfig, write_report
+from studies import anchor, main_table
+from studies.rows import FULL, Place, Row, settings
+
+ROOT = Path(__file__).parents[1]
+WORDS = "the cat sees the sea and the sea sees the cat; no one else is there to see it. "
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "eval").mkdir()
+    for name in ("train.txt", "valid.txt", *(f"eval/{file}" for file in main_table.SETS.values())):
+        (folder / name).write_text((WORDS * 10 + "\n") * 20)
+    text, valid = str(folder / "train.txt"), str(folder / "valid.txt")
+    prepare(PrepareConfig((text,), folder / "tokens", packing="plain", length=32, valid=(valid,)))
+    return folder
+
+
+def run(study: str, *flags: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", f"studies.{study}", *map(str, flags)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_a_study_from_training_to_report(corpus: Path, tmp_path: Path) -> None:
+    where = ["--data", corpus / "tokens", "--texts", corpus, "--out", tmp_path / "out", "--scratch", tmp_path / "w"]
+    small = ["--small", "--steps", 6, "--num", 4, "--device", "cpu"]
+    early = run("main_table", *where, *small, "--rows", "duo")
+    assert early.returncode != 0
+    assert "run --rows judge first" in early.stderr
+    done = run("main_table", *where, *small, "--rows", "judge", "duo-dcd")
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "out" / "duo-dcd")
+    assert [row["task"] for row in rows] == ["likelihood"] + ["unconditional"] * 18
+    assert {row["sampling"]["tail"] for row in rows[1:]} == {"none", "argmax"}
+    assert rows[0]["trained"]["method"] == "duo-dcd"
+    assert (rows[0]["trained"]["steps"], rows[0]["trained"]["from"]["steps"]) == (2, 4)  # a third, two thirds
+    assert not (tmp_path / "w" / "duo-dcd").exists()  # the weights are gone, the numbers stay
+    assert {path.name for path in (tmp_path / "out" / "duo-dcd").iterdir()} == {
+        *("done.json", "metrics.jsonl", "results.jsonl", "run.json", "samples")
+    }
+    again = run("main_table", *where, *small, "--rows", "duo-dcd")
+    assert "done before" in again.stdout
+    flags = ["--judge", tmp_path / "w" / "judge", "--task", "conditional", "--steps", 8, "--num", 3]
+    for expected in (4, 0):  # four sets; and nothing is read twice
+        other = run("second_opinion", tmp_path / "out", *flags)
+        assert other.returncode == 0, other.stderr
+        assert other.stdout.count("BLEU-2") == expected
+    page = write_report(ReportConfig((tmp_path / "out" / "duo-dcd",), out=tmp_path / "report")).read_text()
+    assert "DUO+DCD (greedy)" in page
+    assert "lambada" in page
+
+
+def test_second_opinion_needs_texts(tmp_path: Path) -> None:
+    done = run("second_opinion", tmp_path, "--judge", "smollm2", "--steps", 8)
+    assert done.returncode == 2
+    assert "holds no such texts" in done.stderr
+
+
+@pytest.mark.parametrize("rows", [main_table.rows(Path()), anchor.rows(Path())], ids=["main table", "anchor"])
+def test_every_row_is_a_run_of_the_same_tokens(rows: dict[str, Row]) -> None:
+    place = Place(Path("d"), Path("t"), Path("o"), Path("s"), Path("j"), 600, 4, "cpu", small=False)
+    for name, row in rows.items():
+        config = settings(row, place, Path("x")) if not row.base else None
+        if config:
+            share = 0.5 if row.recipe == "small-ar" else 1.0
+            assert config.steps == share * 600, name
+            assert config.reference == round(share * 150_000)
+            assert (config.batch * config.length, config.seed) == (65_536, row.seed)
+        else:
+            first = settings(Row("", row.base or ""), place, Path("x"), share=2 / 3)
+            assert (first.steps, first.reference) == (400, 100_000)
+    assert FULL == 2000
+    labels = [row.label for row in rows.values()]
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_tables_rows_are_the_papers() -> None:
+    found = {row.label for row in main_table.rows(Path()).values()}
+    assert found >= {
+        *("AR", "MDLM", "MCDLM", "MCDLM-PPLOptimized", "UDLM", "DUO", "UCDLM"),
+        *("MDLM+SDTT", "MCDLM+SDTT", "DUO+DCD"),
+    }
