@@ -65,6 +65,8 @@ class Frame:
     texts: list[str]
     """As far as they are written; a mask shows as a shaded block."""
     evaluations: list[int]
+    chances: list[list[float]] | None = None
+    """How probable the model found each token when it drew it; NaN for tokens that it did not draw."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,13 +182,15 @@ class Model:
         self.check(drafts, how)
         if len(self._batches(drafts, len(drafts))) > 1:
             raise ValueError("only texts of one length can be watched together")
-        return self._frames(drafts, self.states(drafts, how, _noise(seed, len(drafts), range(len(drafts)))))
+        noise = _noise(seed, len(drafts), range(len(drafts)))
+        return self._frames(drafts, self.states(drafts, how, noise, watched=True))
 
     def _frames(self, drafts: Sequence[Draft], states: Iterable[State]) -> Iterator[Frame]:
         for state in states:
             tokens = state.x.tolist()
             texts = [draft.text(ids, self.show) for ids, draft in zip(tokens, drafts, strict=True)]
-            yield Frame(state.step, state.steps, tokens, texts, state.evaluations)
+            chances = None if state.chance is None else state.chance.tolist()
+            yield Frame(state.step, state.steps, tokens, texts, state.evaluations, chances)
 
     def show(self, ids: Sequence[int]) -> str:
         """The text of tokens some of which may be masks."""
@@ -220,14 +224,14 @@ class Model:
                     f"windows with block {self.length // 2}"
                 )
 
-    def states(self, drafts: Sequence[Draft], how: Sampling, rng: Rng) -> Iterator[State]:
+    def states(self, drafts: Sequence[Draft], how: Sampling, rng: Rng, watched: bool = False) -> Iterator[State]:
         """Write drafts of one kind and length together."""
         ids = torch.tensor([draft.ids for draft in drafts], device=self.denoiser.device)
         process, first = self.denoiser.process, drafts[0]
         if process is None:
             naive = how.precision == "naive-fp32"
             precision: Precision = "fp32" if how.precision == "fp32" else "fp64"
-            drawing = Drawing(how.shape(self.unwritable), precision=precision, compiled=self.compiled)
+            drawing = Drawing(how.shape(self.unwritable), precision=precision, compiled=self.compiled, watched=watched)
             return autoregressive(self.denoiser, ids[:, : -first.written], ids.shape[1], rng, drawing, naive)
         given = ids != HOLE
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
@@ -244,7 +248,9 @@ class Model:
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
             start, without = 1.0 if first.level is None else first.level, first.without + self.unwritable
-            return generate(self.denoiser, process, x, how, noise, self.posterior, start, given, self.compiled, without)
+            return generate(
+                self.denoiser, process, x, how, noise, self.posterior, start, given, self.compiled, without, watched
+            )
 
         own = self.length or ids.shape[1]
         return windows(fill, x, given, own, how.block or own)

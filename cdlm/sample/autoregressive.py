@@ -7,7 +7,7 @@ import torch
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import recorded
 from cdlm.rng import Rng
-from cdlm.sample.passes import Drawing, State
+from cdlm.sample.passes import Drawing, State, picked
 from cdlm.sample.race import raced
 from cdlm.types import Tokens
 
@@ -28,21 +28,26 @@ def autoregressive(
     if given > 1:
         denoiser.backbone.extend(x[:, :-1], torch.arange(given - 1, device=x.device), past)
     position = torch.full((1,), given - 1, device=x.device)
+    chance = drawing.unknown(text)
 
     def step() -> None:
         hidden = denoiser.backbone.extend(text.index_select(1, position), position, past)
-        law = drawing.shape(denoiser.logits(hidden[:, 0]))
+        said = denoiser.logits(hidden[:, 0])
+        law = drawing.shape(said)
         if naive:
             token = raced(law.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
         else:
             token = drawing.draw(law, u.index_select(1, position + 1)[:, 0])
         text.index_copy_(1, position + 1, token[:, None])
+        if chance is not None:
+            chance.index_copy_(1, position + 1, picked(said, token)[:, None])
         position.add_(1)
 
     if length - given > 8 and not naive:  # recording runs the step a few times
         step = recorded(step, x.device)
         position.fill_(given - 1)
-    yield State(x, 0, length - given, [0] * b)
+    yield State(x, 0, length - given, [0] * b, drawing.unknown(x))
     for done in range(1, length - given + 1):
         step()
-        yield State(text[:, : given + done].clone(), done, length - given, [done] * b)
+        seen = None if chance is None else chance[:, : given + done].clone()
+        yield State(text[:, : given + done].clone(), done, length - given, [done] * b, seen)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cdlm.process.process import Process
 from cdlm.rng import Rng
 from cdlm.sample.grid import Grid
-from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, is_blank, moving, split
+from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, is_blank, moving, picked, split
 from cdlm.types import Index, LogLaw, Tokens, wide
 
 Confidence = Literal["probability", "margin", "entropy-bound"]
@@ -47,8 +47,8 @@ def confident(
     masks = 1 - process.noise.alpha(grid)
     start = moving(process, x, given).sum(-1)
     blank = is_blank(predict, process, x)
-    evaluations = [0] * len(x)
-    yield State(x, 0, hops, evaluations)
+    evaluations, chance = [0] * len(x), drawing.unknown(x)
+    yield State(x, 0, hops, evaluations, chance)
     for hop in range(hops):
         is_mask = moving(process, x, given)
         left = is_mask.sum(-1)
@@ -64,7 +64,7 @@ def confident(
             t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
             hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
             u = rng("hop", hop).uniform(l, x.device).flatten()[index]
-            token, certainty = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, process.vocab)
+            token, certainty, likely = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, process.vocab)
             table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
             table.view(-1)[index] = certainty
             tie = rng("tie", hop).uniform(l, x.device)
@@ -72,23 +72,28 @@ def confident(
             blank = False
             drawn = x.flatten().scatter(0, index, token).view_as(x)
             x = torch.where(chosen, drawn, x)
-        yield State(x, hop + 1, hops, evaluations)
+            if chance is not None:
+                chance = torch.where(chosen, chance.flatten().scatter(0, index, likely).view_as(x), chance)
+        yield State(x, hop + 1, hops, evaluations, chance)
         if not bool(moving(process, x, given).any()):
             return
 
 
 def _drawn(
     logits: Head, rows: Tensor, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, vocab: int
-) -> tuple[Index, Float[Tensor, "n"]]:
-    """A token for each row, and how certain the network is about it."""
+) -> tuple[Index, Float[Tensor, "n"], Float[Tensor, "n"]]:
+    """A token for each row, how certain the network is about it, and the token's probability, if that is watched."""
     device = u.device
     token = torch.empty(len(rows), dtype=torch.long, device=device)
     certainty = torch.empty(len(rows), dtype=wide(device), device=device)
+    likely = torch.full((len(rows),), torch.nan, device=device)
     for at in chunks(len(rows), vocab):
         law = logits(rows[at]).to(device)
         token[at] = drawing.draw(drawing.shape(law), u[at])
         certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
-    return token, certainty
+        if drawing.watched:
+            likely[at] = picked(law, token[at])
+    return token, certainty, likely
 
 
 def _certainty(law: LogLaw, token: Index, by: Confidence) -> Float[Tensor, "n"]:

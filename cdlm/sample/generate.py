@@ -171,11 +171,13 @@ def generate(
     given: Bool[Tensor, "b l"] | None = None,
     compiled: bool = False,
     without: tuple[int, ...] = (),
+    watched: bool = False,
 ) -> Iterator[State]:
     """Denoise x from time `start` on; yields the start, and the state after each evaluation.
 
     `given` positions keep their tokens (under masking, visible ones do anyway). `compiled` is for
-    networks that `accelerate` has compiled. Tokens of `without` are never drawn.
+    networks that `accelerate` has compiled. Tokens of `without` are never drawn. If `watched`, states tell how probable
+    each token was (but for naive-fp32).
     """
     sampling.check(process, posterior)
     posterior = posterior if sampling.posterior == "auto" else sampling.posterior
@@ -191,7 +193,7 @@ def generate(
             sampling.tail,
             given,
         )
-    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, compiled)
+    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, compiled, watched)
     if sampling.order == "first-hitting":
         return first_hitting(predict, process, x, rng, start, drawing, given)
     grid = sampling.spaced(start)

@@ -82,6 +82,8 @@ class State:
     """Hops in all, where that is known."""
     evaluations: list[int]
     """Passes over the network, for each sequence, so far."""
+    chance: Float[Tensor, "b l"] | None = None
+    """How probable the network found each token when it was drawn, where that was asked for; NaN where none was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +95,16 @@ class Drawing:
     precision: Precision = "fp64"
     compiled: bool = False
     """Draw with a compiled kernel, and run the whole batch in every pass, so that a compiled network sees one shape."""
+    watched: bool = False
+    """Keep the probability of every token that is drawn (`State.chance`), before temperature, top-k and top-p."""
 
     def draw(self, law: LogLaw, u: Float[Tensor, "n"]) -> Index:
         draw = _compiled_categorical() if self.compiled else categorical
         return draw(law, u, _DTYPES[self.precision])
+
+    def unknown(self, x: Tokens) -> Float[Tensor, "b l"] | None:
+        """The chances of a start, of which nothing was drawn."""
+        return torch.full(x.shape, torch.nan, device=x.device) if self.watched else None
 
 
 @functools.cache
@@ -117,19 +125,24 @@ def follow(
     drawing = drawing or Drawing()
     trunk, logits = split(predict, process)
     evaluations = [0] * len(x)
-    blank = is_blank(predict, process, x)
-    yield State(x, 0, steps, evaluations)
+    blank, chance = is_blank(predict, process, x), drawing.unknown(x)
+    yield State(x, 0, steps, evaluations, chance)
     for number, one in enumerate(passes):
         if len(one.index):
             evaluations = [done + (count > 0) for done, count in zip(evaluations, one.counts, strict=True)]
             rows = _rows(trunk, x, one, drawing.compiled, blank)
             old = x.flatten()[one.index]
-            new = _answer(logits, rows, process, old, x.shape[1], one, drawing)
+            new, likely = _answer(logits, rows, process, old, x.shape[1], one, drawing)
+            if chance is not None:
+                likely = torch.where(new == old, chance.flatten()[one.index], likely)
+                chance = chance.flatten().scatter(0, one.index, likely).view_as(x)
             x = x.flatten().scatter(0, one.index, new).view_as(x)
             blank = False
         if one.noise is not None:
             x = x.flatten().scatter(0, *one.noise).view_as(x)
-        yield State(x, number + 1, steps, evaluations)
+            if chance is not None:
+                chance = chance.flatten().index_fill(0, one.noise[0], torch.nan).view_as(x)
+        yield State(x, number + 1, steps, evaluations, chance)
 
 
 def last(states: Iterable[State]) -> State:
@@ -191,28 +204,39 @@ def _rows(trunk: Trunk, x: Tokens, one: Pass, compiled: bool, blank: bool) -> Fl
 
 def _answer(
     logits: Head, rows: Tensor, process: Process, old: Index, length: int, one: Pass, drawing: Drawing
-) -> Index:
-    """The new token of each position of a pass."""
+) -> tuple[Index, Float[Tensor, "n"]]:
+    """The new token of each position of a pass; and its probability, if that is watched."""
     n, ask = len(old), one.leave is not None
     more = -n % 64 if drawing.compiled else 0  # few different shapes here too
     rows, held = F.pad(rows, (0, 0, 0, more)), F.pad(old, (0, more))
     u = None if one.u is None else F.pad(one.u, (0, more), value=0.5)
     token, stay = torch.empty_like(held), torch.zeros(n + more, dtype=wide(old.device), device=old.device)
+    likely = torch.full((n + more,), torch.nan, device=old.device)
     for at in chunks(n + more, process.vocab):
-        law = drawing.shape(logits(rows[at])).to(old.device)
+        said = logits(rows[at])
+        law = drawing.shape(said).to(old.device)
         token[at] = law.argmax(-1) if u is None else drawing.draw(law, u[at])
+        if drawing.watched:
+            likely[at] = picked(said.to(old.device), token[at])
         if ask:
             stay[at] = _probability(law, held[at], token[at], process.vocab, drawing.posterior)
-    token, stay = token[:n], stay[:n]
+    token, stay, likely = token[:n], stay[:n], likely[:n]
     if u is None:
-        return torch.where(process.positions(old), token, old)
+        return torch.where(process.positions(old), token, old), likely
     if one.leave is None:
-        return token
+        return token, likely
     a_t = process.noise.alpha(one.t)[one.index // length]
     odds = (1 - a_t) * process.pi(old)
     leaves = one.leave * (a_t * stay + odds) < odds
-    target = token if one.prior is None else torch.where(one.prior < 0, token, one.prior)
-    return torch.where(leaves, target, old)
+    if one.prior is None:
+        return torch.where(leaves, token, old), likely
+    data = one.prior < 0
+    return torch.where(leaves, torch.where(data, token, one.prior), old), torch.where(data, likely, torch.nan)
+
+
+def picked(law: LogLaw, token: Index) -> Float[Tensor, "n"]:
+    """The probability of each token under logits or a law."""
+    return law.float().log_softmax(-1).gather(-1, token[:, None])[:, 0].exp()
 
 
 def _probability(law: LogLaw, old: Index, token: Index, vocab: int, posterior: Posterior) -> Float[Tensor, "n"]:

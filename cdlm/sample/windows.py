@@ -26,7 +26,13 @@ def windows(fill: Window, x: Tokens, given: Bool[Tensor, "b l"], width: int, blo
         for state in fill(before.x[:, begin:end], given[:, begin:end], number):
             x = torch.cat([before.x[:, :begin], state.x, before.x[:, end:]], 1)
             evaluations = [a + b for a, b in zip(before.evaluations, state.evaluations, strict=True)]
-            now = State(x, before.step + state.step, state.steps if len(ends) == 1 else None, evaluations)
+            seen = None
+            if state.chance is not None:
+                old = torch.full_like(x, torch.nan, dtype=torch.float32) if before.chance is None else before.chance
+                seen = torch.cat(
+                    [old[:, :begin], state.chance.where(~state.chance.isnan(), old[:, begin:end]), old[:, end:]], 1
+                )
+            now = State(x, before.step + state.step, state.steps if len(ends) == 1 else None, evaluations, seen)
             if state.step or not number:
                 yield now
         before = now
