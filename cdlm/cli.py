@@ -113,6 +113,13 @@ def report(arguments: list[str]) -> None:
     write_report(_parse(ReportConfig, "report", arguments, positional="results"), _console())
 
 
+def studio(arguments: list[str]) -> None:
+    """Watch models write in a browser, and use them over HTTP."""
+    from cdlm.studio.serve import StudioConfig, serve
+
+    serve(_parse(StudioConfig, "studio", arguments, positional="models"), _console())
+
+
 def cost(arguments: list[str]) -> None:
     """Estimate FLOPs, memory, step time and days of a recipe: cdlm cost RECIPE --gpus 64 --gpu h100."""
     from cdlm.cost import CostConfig, show_cost
@@ -147,6 +154,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sample": sample,
     "eval": evaluate,
     "report": report,
+    "studio": studio,
 }
 
 

@@ -1,6 +1,7 @@
 """What a watched sampler tells: the probability of every token when it was drawn, against the network asked again."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def followed(process: Process, **how: object):
     net, rng = lively(process), seeded(1, batch=B)
     x = process.start(L, rng("start"))
     states = list(generate(net, process, x, Sampling(**how), rng, watched=True))
-    return net, list(zip(states, states[1:], strict=False))
+    return net, list(itertools.pairwise(states))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ export class Player {
     const total = Math.max(1, ...this.shown.map((column) => column.story.total));
     this.readout.textContent = none ? "no text yet" : `step ${this.place()} of ${total}`;
     this.scrub.setAttribute("aria-valuetext", this.readout.textContent);
-    this.play.textContent = this.playing ? "❚❚" : "▶";
+    this.play.classList.toggle("playing", this.playing);
     this.play.setAttribute("aria-label", this.playing ? "Pause" : "Play");
   }
 }

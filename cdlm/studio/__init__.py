@@ -1,0 +1,1 @@
+"""A page where one watches text resolve, and the HTTP service beneath it: `cdlm studio MODEL...`."""

@@ -1,0 +1,54 @@
+// The page as a whole: tabs, theme, and what each tab needs from the server.
+
+import { get } from "./api.js";
+import { startMoons } from "./moons.js";
+import { showError } from "./notices.js";
+import { startResults } from "./results.js";
+import { startWrite } from "./write.js";
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const starts = { "tab-results": startResults, "tab-moons": startMoons }; // called when a tab is first opened
+
+function open(tab) {
+  for (const other of tabs) {
+    const selected = other === tab;
+    other.setAttribute("aria-selected", selected);
+    other.tabIndex = selected ? 0 : -1;
+    document.getElementById(other.getAttribute("aria-controls")).hidden = !selected;
+  }
+  const start = starts[tab.id];
+  delete starts[tab.id];
+  if (start) start().catch((error) => { starts[tab.id] = start; showError(error.message); });
+}
+
+for (const tab of tabs) tab.addEventListener("click", () => open(tab));
+document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
+  const here = tabs.indexOf(event.target);
+  const goals = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: -1 };
+  if (here < 0 || !(event.key in goals)) return;
+  const goal = tabs.at(goals[event.key] % tabs.length);
+  open(goal);
+  goal.focus();
+  event.preventDefault();
+});
+
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    // Storage may be forbidden: then the choice lasts as long as the page.
+  }
+});
+
+if (matchMedia("(max-width: 60rem)").matches) document.getElementById("more").open = false;
+
+try {
+  const [models, limits] = await Promise.all([get("/v1/models"), get("/v1/limits")]);
+  if (models.data.length === 0) throw new Error("The server has no models.");
+  startWrite(models.data, limits);
+} catch (error) {
+  showError(error.status === 401 ? `${error.message} (open the page as /?token=…)` : error.message);
+}

@@ -1,0 +1,170 @@
+// The tab "Write": settings in, texts out.
+
+import { Column } from "./column.js";
+import { Player } from "./player.js";
+import { hideError, say, showError } from "./notices.js";
+
+const BLANK = /___|\[MASK(:\d+)?\]/;
+const CERTAIN = ["probability", "margin", "entropy-bound"]; // orders that leave nothing for a tail
+const $ = (id) => document.getElementById(id);
+
+export function startWrite(models, limits) {
+  const columns = [0, 1].map((index) => new Column(index, models, { changed: refresh, rewrite }));
+  const active = () => ($("two-columns").checked ? columns : columns.slice(0, 1));
+  const player = new Player(active, { scrub: $("scrub"), play: $("play"), readout: $("scrub-value") });
+  $("columns").append(...columns.map((column) => column.root));
+  $("two-columns").checked = models.length > 1;
+  $("steps").max = Math.floor(Math.log2(limits.steps));
+  $("length").max = limits.length;
+  drawLegend();
+  refresh();
+
+  $("settings").addEventListener("submit", (event) => {
+    event.preventDefault();
+    generate();
+  });
+  $("settings").addEventListener("input", refresh);
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("settings").requestSubmit();
+  });
+  $("cancel").addEventListener("click", () => columns.forEach((column) => column.cancel()));
+  $("dice").addEventListener("click", () => ($("seed").value = Math.floor(Math.random() * 1e6)));
+  $("two-columns").addEventListener("change", () => {
+    if (!$("two-columns").checked) columns[1].cancel();
+    refresh();
+  });
+  $("colour-by").addEventListener("click", () => {
+    const confidence = $("colour-by").getAttribute("aria-checked") !== "true";
+    $("colour-by").setAttribute("aria-checked", confidence);
+    drawLegend();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    if ($("panel-write").hidden || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea, select, summary, [role=tab], [role=option]")) return;
+    player.nudge(event.key === "ArrowLeft" ? -1 : 1);
+    event.preventDefault();
+  });
+
+  /** What the controls say, as far as it means something to this model. */
+  function settings(model) {
+    return {
+      model: model.id,
+      n: 1,
+      steps: counted(model) ? 2 ** Number($("steps").value) : null,
+      temperature: Number($("temperature").value),
+      top_p: Number($("top-p").value),
+      seed: Number($("seed").value),
+      order: order(model),
+      tail: tailed(model) ? $("tail").value : "none",
+    };
+  }
+
+  async function generate() {
+    const prompt = $("prompt").value;
+    const infill = BLANK.test(prompt);
+    const able = active().filter((column) => !infill || column.model.process === "masked");
+    hideError();
+    if (able.length === 0) {
+      showError("Only masked models fill in blanks: choose one, or write a prompt without ___ and [MASK].");
+      return;
+    }
+    for (const column of active()) if (!able.includes(column)) column.clear();
+    await write(able, (column) => {
+      const { model } = column;
+      const length = $("length").value === "" ? null : Number($("length").value);
+      const given = model.process === "uniform" ? (pieces) => prefix(pieces, prompt) : shown;
+      const body = infill ? { text: prompt, width: Number($("width").value) } : { prompt, max_tokens: length };
+      const path = infill ? "/v1/infill" : "/v1/completions";
+      return column.run(path, { ...settings(model), ...body }, length ?? model.length, given);
+    });
+  }
+
+  async function rewrite(column) {
+    hideError();
+    const masked = [...column.marked].sort((a, b) => a - b);
+    // Another seed each time, or the same marks would bring back the same words.
+    const seed = (Number($("seed").value) + ++column.rewrites) % 2 ** 31;
+    const body = { ...settings(column.model), tokens: column.choice.tokens, masked, seed };
+    await write([column], () => column.run("/v1/infill", body, masked.length, shown));
+  }
+
+  async function write(chosen, run) {
+    say("Writing …");
+    if (matchMedia("(max-width: 60rem)").matches) $("stage").scrollIntoView({ block: "start" });
+    const runs = chosen.map(run);
+    player.follow();
+    const ends = await Promise.allSettled(runs);
+    const failures = new Set(ends.filter(({ reason }) => reason).map(({ reason }) => reason.message));
+    if (failures.size) showError([...failures].join("\n"));
+    else say(ends.every(({ value }) => value) ? "The text is finished." : "Cancelled.");
+  }
+
+  function refresh() {
+    const chosen = active().map((column) => column.model);
+    const busy = columns.some((column) => column.busy);
+    const infill = BLANK.test($("prompt").value);
+    const steps = 2 ** Number($("steps").value);
+    columns[1].root.hidden = !$("two-columns").checked;
+    $("columns").classList.toggle("two", $("two-columns").checked);
+    $("generate").disabled = busy;
+    $("cancel").disabled = !busy;
+    $("steps-value").textContent = steps;
+    $("steps").setAttribute("aria-valuetext", `${steps} steps`);
+    $("order").disabled = !chosen.some(({ process }) => process === "masked");
+    $("tail").disabled = !chosen.some(tailed);
+    $("order").title = $("order").disabled ? "Only masked models can choose their order" : "Which blanks are filled first";
+    $("width-field").hidden = !infill;
+    $("width").disabled = !infill;
+    $("length").disabled = infill;
+    $("prompt-hint").textContent = hint(infill, $("prompt").value);
+    player.refresh();
+  }
+}
+
+function order({ process }) {
+  return process === "masked" ? $("order").value : "random";
+}
+
+/** Whether the number of steps is ours to choose. */
+function counted(model) {
+  return model.process !== "none" && order(model) !== "first-hitting";
+}
+
+function tailed(model) {
+  return counted(model) && !CERTAIN.includes(order(model));
+}
+
+function hint(infill, prompt) {
+  if (infill) return "The blanks will be filled in, the rest stays.";
+  return prompt ? "The text will be continued." : "Empty: the model writes whatever it likes.";
+}
+
+/** Everything visible before the first step was given. */
+function shown(pieces) {
+  return pieces.map((piece) => piece !== null);
+}
+
+/** Under the uniform process noise is visible too: given are the pieces that spell the prompt. */
+function prefix(pieces, prompt) {
+  let spelt = "";
+  return pieces.map((piece) => prompt.startsWith((spelt += piece)));
+}
+
+function drawLegend() {
+  const confidence = $("colour-by").getAttribute("aria-checked") === "true";
+  $("stage").dataset.colour = confidence ? "confidence" : "when";
+  $("legend-from").textContent = confidence ? "unsure" : "first step";
+  $("legend-to").textContent = confidence ? "sure" : "last step";
+  $("legend-text").textContent = confidence
+    ? "Colours show how probable the model found each token when it drew it."
+    : "Colours show in which step each token was revealed.";
+  $("legend-scale").replaceChildren(
+    ...Array.from({ length: 12 }, (_, i) => {
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      for (const name of ["--when", "--sure"]) swatch.style.setProperty(name, i / 11);
+      return swatch;
+    }),
+  );
+}

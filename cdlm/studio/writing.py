@@ -1,0 +1,157 @@
+"""From a request to the events of a text that is being written."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from cdlm.draft import HOLE, Draft
+from cdlm.eval.diversity import entropy
+from cdlm.sample import Sampling
+from cdlm.studio.schema import Choice, Completion, Infill, Limits, Settings, Usage
+from cdlm.text import Frame, Model
+
+BROKEN = "\ufffd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A checked request."""
+
+    model: Model
+    drafts: list[Draft]
+    how: Sampling
+    seed: int
+    whole: bool
+    """Whether a text is all of its tokens, not a given text around what was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One thing to tell the reader."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+def order(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
+    """Check a request against the limits and the model; a ValueError says what is wrong."""
+    if asked.n > limits.n:
+        raise ValueError(f"at most {limits.n} texts at a time; got n = {asked.n}")
+    if asked.steps is not None and asked.steps > limits.steps:
+        raise ValueError(f"at most {limits.steps} steps; got {asked.steps}")
+    given = asked.prompt if isinstance(asked, Completion) else asked.text or ""
+    if len(given) > limits.characters:
+        raise ValueError(f"at most {limits.characters:,} characters; got {len(given):,}")
+    if isinstance(asked, Completion):
+        length = min(model.length or limits.length, limits.length) if asked.max_tokens is None else asked.max_tokens
+        if length > limits.length:
+            raise ValueError(f"at most {limits.length} tokens; got {length}")
+        drafts = model.continuations([asked.prompt], asked.n, length)
+    elif asked.text is not None:
+        drafts = model.infillings([asked.text], asked.n, asked.width)
+    else:
+        drafts = [remasked(model, asked.tokens or [], asked.masked or [])] * asked.n
+    if len(drafts[0].ids) > limits.length:
+        raise ValueError(f"at most {limits.length} tokens; got {len(drafts[0].ids)}")
+    how = sampling(asked)
+    model.check(drafts, how)
+    return Order(model, drafts, how, asked.seed, isinstance(asked, Infill) and asked.text is None)
+
+
+def sampling(asked: Settings) -> Sampling:
+    names = ("steps", "temperature", "top_p", "top_k", "order", "tail", "corrector", "eta")
+    return Sampling(**{name: getattr(asked, name) for name in names})
+
+
+def remasked(model: Model, tokens: list[int], masked: list[int]) -> Draft:
+    """Tokens of an earlier text, some of which are to be written anew."""
+    states = model.tokenizer.vocab_size
+    if len(tokens) < 2 or not masked:
+        raise ValueError("give at least two tokens, and at least one position to write anew")
+    if not all(0 <= token < states for token in tokens):
+        raise ValueError(f"tokens are numbers from 0 to {states - 1} for this model")
+    if not all(0 <= place < len(tokens) for place in masked):
+        raise ValueError(f"masked positions lie between 0 and {len(tokens) - 1}")
+    places = set(masked)
+    ids = [HOLE if place in places else token for place, token in enumerate(tokens)]
+    runs = [list(run) for _, run in itertools.groupby(range(len(ids)), lambda place: ids[place] == HOLE)]
+    holes = [(run[0], run[-1] + 1) for run in runs if ids[run[0]] == HOLE]
+    return Draft(ids, [""] * (len(holes) + 1), holes, without=(model.tokenizer.eos, model.tokenizer.bos))
+
+
+def events(asked: Order) -> Iterator[Event]:
+    """A frame for each state, and the finished texts."""
+    began, before, last = time.perf_counter(), None, None
+    for last in asked.model.frames(asked.drafts, asked.how, asked.seed):
+        yield Event("frame", {**_frame(asked, last, before), "seconds": round(time.perf_counter() - began, 4)})
+        before = last
+    assert last is not None
+    seconds = time.perf_counter() - began
+    choices = [_choice(asked, last, number) for number in range(len(asked.drafts))]
+    written = sum(draft.written for draft in asked.drafts)
+    given = sum(len(draft.ids) for draft in asked.drafts) - written
+    usage = Usage(prompt_tokens=given, completion_tokens=written, seconds=round(seconds, 4))
+    yield Event("done", {"choices": choices, "usage": usage})
+
+
+def pieces(model: Model, ids: Sequence[int]) -> list[str | None]:
+    """A text token by token, None for a mask. Where a character is spread over tokens, the first of them shows it."""
+    found: list[str | None] = [
+        None if one >= model.tokenizer.vocab_size else model.tokenizer.decode([one]) for one in ids
+    ]
+    place = 0
+    while place < len(found):
+        piece, width = found[place], 1
+        while piece is not None and BROKEN in piece and width < 4:
+            run = list(ids[place : place + width + 1])
+            if len(run) <= width or found[place + width] is None:
+                break
+            width += 1
+            whole = model.tokenizer.decode(run)
+            if BROKEN not in whole:
+                found[place : place + width] = [whole] + [""] * (width - 1)
+                break
+        place += width if found[place] is not None and BROKEN not in (found[place] or "") else 1
+    return found
+
+
+def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
+    texts = []
+    for number, ids in enumerate(frame.tokens):
+        old = before.tokens[number] if before is not None else ids
+        chances = frame.chances[number] if frame.chances is not None else []
+        changed = [
+            [place, _probability(chances, place)]
+            for place, token in enumerate(ids)
+            if place >= len(old) or token != old[place]
+        ]
+        texts.append({"pieces": _visible(asked, ids, number), "changed": changed})
+    return {"step": frame.step, "steps": frame.steps, "evaluations": frame.evaluations, "texts": texts}
+
+
+def _visible(asked: Order, ids: Sequence[int], number: int) -> list[str | None]:
+    """Its pieces, without those of the token that begins a block."""
+    lead = asked.drafts[number].lead
+    return [""] * lead + pieces(asked.model, ids)[lead:]
+
+
+def _probability(chances: Sequence[float], place: int) -> float | None:
+    value = chances[place] if place < len(chances) else math.nan
+    return None if math.isnan(value) else round(value, 4)
+
+
+def _choice(asked: Order, frame: Frame, number: int) -> Choice:
+    ids, model = frame.tokens[number], asked.model
+    return Choice(
+        index=number,
+        text=model.show(ids) if asked.whole else frame.texts[number],
+        tokens=ids,
+        pieces=[piece or "" for piece in _visible(asked, ids, number)],
+        evaluations=frame.evaluations[number],
+        entropy=round(float(entropy(torch.tensor([ids]))), 4),
+    )

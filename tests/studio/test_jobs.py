@@ -1,0 +1,175 @@
+"""The desk: turns, limits, cancelling, failures, and readers who do not read."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cdlm.studio import jobs
+from cdlm.studio.jobs import Desk, Full
+
+
+def run(scene: Callable[[Desk], Awaitable[None]], **room: int) -> None:
+    async def played() -> None:
+        desk = Desk(**room)
+        try:
+            await asyncio.wait_for(scene(desk), 20)
+        finally:
+            desk.close()
+
+    asyncio.run(played())
+
+
+async def everything(job: jobs.Job) -> list[Any]:
+    return [item async for item in job.items() if item is not None]
+
+
+def test_jobs_take_turns() -> None:
+    order: list[str] = []
+    begun = threading.Event()
+
+    def work(name: str) -> Iterator[int]:
+        begun.wait(5)
+        for number in range(5):
+            order.append(name)
+            yield number
+
+    async def scene(desk: Desk) -> None:
+        both = [desk.submit(lambda name=name: work(name))[0] for name in "ab"]
+        await asyncio.sleep(0.05)
+        begun.set()
+        assert [await everything(job) for job in both] == [list(range(5))] * 2
+        assert desk.counts == (0, 0)
+
+    run(scene, at_once=2)
+    assert "".join(order)[:8] in ("abababab", "babababa")
+
+
+def test_the_next_is_refused_and_positions_are_told() -> None:
+    release = threading.Event()
+
+    def slow() -> Iterator[int]:
+        release.wait(5)
+        yield 1
+
+    async def scene(desk: Desk) -> None:
+        first, _ = desk.submit(slow)
+        while desk.counts != (1, 0):
+            await asyncio.sleep(0.01)
+        waiting = [desk.submit(slow) for _ in range(2)]
+        assert [ahead for _, ahead in waiting] == [0, 1]
+        with pytest.raises(Full, match="2 texts are waiting"):
+            desk.submit(slow)
+        release.set()
+        for job in (first, *(job for job, _ in waiting)):
+            assert await everything(job) == [1]
+
+    run(scene, at_once=1, waiting=2)
+
+
+def test_cancelled_work_stops_before_its_next_item() -> None:
+    made, closed = [], threading.Event()
+
+    def endless() -> Iterator[int]:
+        try:
+            while True:
+                made.append(time.monotonic())
+                yield len(made)
+                time.sleep(0.005)
+        finally:
+            closed.set()
+
+    async def scene(desk: Desk) -> None:
+        job, _ = desk.submit(endless)
+        async for item in job.items():
+            if item == 3:
+                assert desk.find(job.id) is job
+                job.cancel()
+        assert closed.wait(2)
+        count = len(made)
+        await asyncio.sleep(0.1)
+        assert len(made) == count
+        assert desk.find(job.id) is None
+
+    run(scene)
+
+
+def test_a_job_that_waits_can_be_cancelled() -> None:
+    release = threading.Event()
+
+    def slow() -> Iterator[int]:
+        release.wait(5)
+        yield 1
+
+    async def scene(desk: Desk) -> None:
+        first, _ = desk.submit(slow)
+        second, _ = desk.submit(slow)
+        second.cancel()
+        release.set()
+        assert await everything(first) == [1]
+        assert await everything(second) == []
+
+    run(scene, at_once=1)
+
+
+def test_a_failure_reaches_its_reader_alone() -> None:
+    def bad() -> Iterator[int]:
+        yield 1
+        raise ValueError("no such thing")
+
+    async def scene(desk: Desk) -> None:
+        job, _ = desk.submit(bad)
+        with pytest.raises(ValueError, match="no such thing"):
+            await everything(job)
+        other, _ = desk.submit(lambda: iter([7]))
+        assert await everything(other) == [7]
+
+    run(scene)
+
+
+def test_who_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AHEAD", 4)
+    monkeypatch.setattr(jobs, "PATIENCE", 0.3)
+    made: list[int] = []
+
+    def many() -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    async def scene(desk: Desk) -> None:
+        idle, _ = desk.submit(many)
+        assert await everything(desk.submit(lambda: iter(range(50)))[0]) == list(range(50))
+        assert len(made) == 4  # it waits for its reader
+        await asyncio.sleep(0.6)
+        assert desk.counts == (0, 0)  # and is given up
+        assert idle.cancelled.is_set()
+
+    run(scene)
+
+
+def test_silence_is_told() -> None:
+    def slow() -> Iterator[int]:
+        time.sleep(0.3)
+        yield 1
+
+    async def scene(desk: Desk) -> None:
+        job, _ = desk.submit(slow)
+        found = [item async for item in job.items(idle=0.05)]
+        assert found[-1] == 1
+        assert None in found[:-1]
+
+    run(scene)
+
+
+def test_closing_ends_all() -> None:
+    async def scene(desk: Desk) -> None:
+        job, _ = desk.submit(lambda: iter(range(10**9)))
+        desk.close()
+        assert len(await everything(job)) <= jobs.AHEAD
+        assert not desk._thread.is_alive()
+
+    run(scene)

@@ -1,0 +1,247 @@
+"""The service over HTTP: what it writes is what the library writes, and what it refuses it explains."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from cdlm.eval.grid import EvalConfig
+from cdlm.eval.suite import evaluate
+from cdlm.studio.app import BODY, create_app
+from cdlm.studio.schema import Limits
+from cdlm.studio.writing import pieces
+
+from ..eval.suites import QUIET
+from ..writers import BPE, small, write_model
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
+MODELS = {
+    "masked": small("masked", "bpe"),
+    "uniform": small("uniform", "bpe"),
+    "ar": small("causal", "bpe"),
+    "framed": small("masked", "bpe", framed=True),
+}
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with TestClient(create_app(MODELS, limits=Limits(steps=64, length=64, n=4, characters=500))) as found:
+        yield found
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for block in text.split("\n\n"):
+        if block and not block.startswith(":"):
+            kind, data = block.split("\n", 1)
+            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_models_limits_and_health(client: TestClient) -> None:
+    cards = client.get("/v1/models").json()["data"]
+    assert [(card["id"], card["process"]) for card in cards] == [
+        *(("masked", "masked"), ("uniform", "uniform"), ("ar", "none"), ("framed", "masked"))
+    ]
+    assert cards[0]["parameters"] == MODELS["masked"].denoiser.count()
+    assert client.get("/v1/limits").json()["steps"] == 64
+    assert client.get("/health").json() == {"status": "ok", "models": 4, "running": 0, "waiting": 0, "room": 16}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_those_of_the_library(client: TestClient, name: str) -> None:
+    settings: dict[str, Any] = {} if name == "ar" else {"steps": 6}
+    asked = {"model": name, "prompt": "the cat", "max_tokens": 20, "n": 2, "seed": 5, "temperature": 0.7, **settings}
+    found = client.post("/v1/completions", json=asked).json()
+    truth = MODELS[name].sample(2, 20, "the cat", seed=5, temperature=0.7, **settings)
+    assert [choice["text"] for choice in found["choices"]] == [text.text for text in truth]
+    assert [choice["tokens"] for choice in found["choices"]] == [text.tokens for text in truth]
+    assert [choice["evaluations"] for choice in found["choices"]] == [text.evaluations for text in truth]
+    assert (found["model"], found["object"]) == (name, "text_completion")
+    assert found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"] == 40
+
+
+def test_a_stream_ends_as_the_answer_would(client: TestClient) -> None:
+    asked = {"steps": 5, "max_tokens": 16, "seed": 3}
+    whole = client.post("/v1/completions", json=asked).json()
+    answer = client.post("/v1/completions", json={**asked, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    kinds = events(answer.text)
+    middle = [kind for kind, _ in kinds[1:-1]]
+    assert (kinds[0][0], set(middle), kinds[-1][0]) == ("start", {"frame"}, "done")
+    assert 3 <= len(middle) <= 6  # a step that reveals nothing has no frame
+    done = kinds[-1][1]
+    assert done["choices"] == whole["choices"]
+    assert done["id"] == kinds[0][1]["id"]
+    frames = [data for kind, data in kinds if kind == "frame"]
+    assert frames[0]["texts"][0]["pieces"] == [None] * 16
+    assert frames[-1]["texts"][0]["pieces"] == done["choices"][0]["pieces"]
+    changed = [place for frame in frames for place, _ in frame["texts"][0]["changed"]]
+    assert sorted(changed) == list(range(16))  # each token is revealed once
+    assert all(0 < p <= 1 for frame in frames for _, p in frame["texts"][0]["changed"])
+
+
+def test_infilling_text_and_tokens(client: TestClient) -> None:
+    found = client.post("/v1/infill", json={"text": "the ___ sat", "width": 2, "seed": 1, "steps": 4}).json()
+    assert found["choices"][0]["text"] == MODELS["masked"].infill("the ___ sat", width=2, seed=1, steps=4)[0].text
+    tokens = found["choices"][0]["tokens"]
+    again = client.post("/v1/infill", json={"tokens": tokens, "masked": [1, 2], "seed": 9, "steps": 4}).json()[
+        "choices"
+    ][0]
+    assert [again["tokens"][k] for k in range(len(tokens)) if k not in (1, 2)] == [tokens[0], *tokens[3:]]
+    assert again["text"] == BPE.decode(again["tokens"])
+    assert "".join(again["pieces"]) == again["text"]
+    assert BPE.eos not in again["tokens"][1:3]
+
+
+def test_the_token_that_begins_a_block_is_not_shown(client: TestClient) -> None:
+    choice = client.post("/v1/infill", json={"model": "framed", "text": "the ___", "steps": 2}).json()["choices"][0]
+    assert choice["tokens"][0] == BPE.bos
+    assert choice["pieces"][0] == ""
+
+
+@pytest.mark.parametrize("text", ["naïve café", "日本語", "🙂 ok 🙂", "plain"])
+def test_pieces_make_the_text(text: str) -> None:
+    ids = BPE.encode(text)
+    assert "".join(piece or "" for piece in pieces(MODELS["masked"], ids)) == text
+    assert len(pieces(MODELS["masked"], ids)) == len(ids)
+    holes = [*ids[:1], BPE.vocab_size, *ids[1:]]
+    assert pieces(MODELS["masked"], holes)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("completions", {"model": "nobody"}, 404, "there is no model 'nobody'; there are: masked, uniform"),
+        ("completions", {"steps": 65}, 422, "at most 64 steps; got 65"),
+        ("completions", {"n": 5}, 422, "at most 4 texts"),
+        ("completions", {"max_tokens": 65}, 422, "at most 64 tokens; got 65"),
+        ("completions", {"prompt": "a" * 501}, 422, "at most 500 characters"),
+        ("completions", {"prompt": "the cat " * 30, "max_tokens": 8}, 422, "leaves no room"),
+        ("completions", {"temperature": -1}, 422, "temperature"),
+        ("completions", {"step": 4}, 422, "step: Extra inputs"),
+        ("completions", {"model": "ar", "steps": 4}, 422, "autoregressive"),
+        ("completions", {"model": "uniform", "order": "margin"}, 422, "reveals masks"),
+        ("completions", {"order": "backwards"}, 422, "order"),
+        ("completions", {"seed": -1}, 422, "seed"),
+        ("infill", {"text": "nothing to fill"}, 422, "nothing to fill in"),
+        ("infill", {}, 422, "give a text with blanks, or tokens"),
+        ("infill", {"tokens": [1, 2], "masked": [2]}, 422, "between 0 and 1"),
+        ("infill", {"tokens": [1, 99999], "masked": [0]}, 422, "numbers from 0 to"),
+        ("infill", {"tokens": [1, 2], "masked": []}, 422, "at least one position"),
+        ("infill", {"model": "ar", "text": "a ___ b"}, 422, "autoregressive"),
+        ("infill", {"text": "[MASK:65]"}, 422, "at most 64 tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_explained(
+    client: TestClient, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    for stream in (False, True):
+        answer = client.post(f"/v1/{path}", json={**body, "stream": stream})
+        assert answer.status_code == status
+        assert message in answer.json()["error"]["message"]
+
+
+def test_what_is_no_request_is_refused(client: TestClient) -> None:
+    for body, kind in ((b"{", "application/json"), (b"{}", "text/plain"), (b"[]", "application/json")):
+        answer = client.post("/v1/completions", content=body, headers={"content-type": kind})
+        assert "must be a JSON object" in answer.json()["error"]["message"]
+    assert client.get("/v1/nothing").status_code == 404
+    assert client.get("/v1/completions").status_code == 405
+    assert client.delete("/v1/jobs/unknown").json()["error"]["message"].startswith("there is no such job")
+    large = client.post("/v1/completions", content=b" " * (BODY + 1))
+    assert (large.status_code, large.json()["error"]["type"]) == (413, "too large")
+
+    def drops() -> Iterator[bytes]:  # no length is told beforehand
+        for _ in range(BODY // 65_536 + 2):
+            yield b" " * 65_536
+
+    assert client.post("/v1/completions", content=drops()).status_code == 413
+
+
+def test_a_full_desk_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cdlm.studio.jobs import Desk, Full
+
+    def full(*_: object) -> None:
+        raise Full("16 texts are waiting to be written, and there is room for no more")
+
+    monkeypatch.setattr(Desk, "submit", full)
+    with TestClient(create_app(MODELS)) as client:
+        answer = client.post("/v1/completions", json={})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+
+
+def test_a_failure_inside_is_not_shown_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> Iterator[Any]:
+        yield from ()
+        raise RuntimeError("secret path /home/someone")
+
+    monkeypatch.setattr("cdlm.studio.app.events", broken)
+    with TestClient(create_app(MODELS), raise_server_exceptions=False) as client:
+        assert client.post("/v1/completions", json={}).status_code == 500
+        streamed = client.post("/v1/completions", json={"stream": True}).text
+    assert "secret" not in streamed
+
+
+def test_a_token_guards_the_service() -> None:
+    with TestClient(create_app(MODELS, token="abc")) as client:
+        for headers in ({}, {"authorization": "Bearer abd"}):
+            assert client.get("/v1/models", headers=headers).status_code == 401
+        assert client.get("/v1/models", headers={"authorization": "Bearer abc"}).status_code == 200
+        assert client.get("/").status_code == 200  # the page itself tells nothing
+
+
+def test_browsers_are_kept_from_harm(client: TestClient) -> None:
+    for path in ("/", "/v1/models", "/static/studio.css", "/nowhere"):
+        headers = client.get(path).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py"):
+        assert client.get(path).status_code == 404
+    with TestClient(create_app(MODELS, hosts=("localhost",)), base_url="http://evil.example") as stranger:
+        assert stranger.get("/v1/models").status_code == 400
+
+
+@pytest.mark.parametrize("process", ["masked", "uniform"])
+def test_moons_move_onto_the_manifold(client: TestClient, process: str) -> None:
+    found = client.get("/v1/moons", params={"process": process, "steps": 20, "points": 200}).json()
+    assert len(found["frames"]) == 21
+    if process == "masked":
+        assert found["frames"][0] == [[None, None]] * 200
+    from cdlm.data.toy import Moons
+
+    manifold = Moons(64).manifold
+    share = [sum(bool(manifold[x, y]) for x, y in frame) / 200 for frame in (found["frames"][-1], found["data"][:200])]
+    assert share[0] > 0.85
+    assert share[1] > 0.98
+    assert client.get("/v1/moons", params={"steps": 7}).status_code == 422
+
+
+def test_results_are_the_rows_of_an_evaluation(tmp_path: Path) -> None:
+    masked, judge = (write_model(tmp_path / kind, kind, BPE, length=16) for kind in ("masked", "causal"))
+    rows = evaluate(
+        EvalConfig((f"M={masked}",), (str(judge),), num=3, steps=(2,), temperature=(1.0, 0.5), device="cpu",
+                   out=tmp_path / "out"), QUIET)  # fmt: skip
+    with TestClient(create_app(MODELS, results=[tmp_path / "out"])) as client:
+        (section,) = client.get("/v1/results").json()["sections"]
+    assert [(row["model"], row["control"], row["ppl"]) for row in section["rows"]] == [
+        *(("M", "plain", rows[0]["ppl"]), ("M", "T 0.5", rows[1]["ppl"]))
+    ]
+    with TestClient(create_app(MODELS)) as client:
+        assert "cdlm eval" in client.get("/v1/results").json()["error"]["message"]
+
+
+def test_the_description_names_every_path(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {
+        *("/health", "/v1/models", "/v1/limits", "/v1/completions", "/v1/infill", "/v1/jobs/{job}"),
+        *("/v1/results", "/v1/moons"),
+    }
+    assert "429" in paths["/v1/completions"]["post"]["responses"]
