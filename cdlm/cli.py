@@ -113,6 +113,22 @@ def report(arguments: list[str]) -> None:
     write_report(_parse(ReportConfig, "report", arguments, positional="results"), _console())
 
 
+def push(arguments: list[str]) -> None:
+    """Upload a model to the hub, with a card: cdlm push MODEL owner/name."""
+    from cdlm.hub import PushConfig
+    from cdlm.hub import push as run
+
+    print(run(_parse(PushConfig, "push", arguments, positional="model to")))
+
+
+def pull(arguments: list[str]) -> None:
+    """Download a model from the hub: cdlm pull owner/name FOLDER."""
+    from cdlm.hub import PullConfig
+    from cdlm.hub import pull as run
+
+    print(f"wrote {run(_parse(PullConfig, 'pull', arguments, positional='source out'))}")
+
+
 def studio(arguments: list[str]) -> None:
     """Watch models write in a browser, and use them over HTTP."""
     from cdlm.studio.serve import StudioConfig, serve
@@ -155,6 +171,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "report": report,
     "studio": studio,
+    "push": push,
+    "pull": pull,
 }
 
 
@@ -179,9 +197,9 @@ def cli(arguments: list[str] | None = None) -> None:
 
 
 def _parse(kind: type[Config], name: str, arguments: list[str], positional: str | None = None) -> Config:
-    """The configuration that the arguments describe; one field may be given without its flag."""
-    if positional is not None:
-        kind = _with_positional(kind, positional)
+    """The configuration that the arguments describe; some fields may be given without their flags."""
+    for field in (positional or "").split():
+        kind = _with_positional(kind, field)
     return tyro.cli(kind, prog=f"cdlm {name}", args=arguments)
 
 

@@ -129,6 +129,21 @@ class Model:
         drafts = self.infillings([text], num, width) if filling else self.continuations([text], num, length)
         return self.frames(drafts, sampling_of(how), seed)
 
+    def save_pretrained(
+        self, folder: str | Path, dtype: Dtype = "float32", rows: Sequence[dict[str, Any]] = (), part: int | None = None
+    ) -> Path:
+        """Write a folder that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
+
+        It has a card; result `rows` of an evaluation go into it. `part` splits the weights into files of so many bytes.
+        """
+        from cdlm.hub import write_folder
+
+        if self.folder is None:
+            raise ValueError(f"{self.name} was not loaded from a folder: there is no tokenizer to write beside it")
+        text = {"length": self.length, "posterior": self.posterior, "framed": self.framed}
+        about = {"text": text, "trained": self.trained}
+        return write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
+
     def continuations(self, prompts: Sequence[str], num: int = 1, length: int | None = None) -> list[Draft]:
         """What `sample` writes."""
         length = self.length if length is None else length
@@ -300,7 +315,7 @@ def load(
         )
     if compile:
         accelerate(denoiser)
-    about = config.get("text") or {"length": config.get("model_length", 0)}  # the peers' name for it
+    about = config.get("text") or {"length": _peers_length(config)}
     name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
@@ -334,6 +349,12 @@ def _folder(source: str | Path) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"there is no folder {source}, and the model hub did not give it either: {reason}") from None
+
+
+def _peers_length(config: dict[str, Any]) -> int:
+    """Tokens in a text, by the names that MDLM, UDLM and DUO (model_length) or SDTT (model.length) give it."""
+    model = config.get("model")
+    return int(config.get("model_length") or (model.get("length", 0) if isinstance(model, dict) else 0))
 
 
 def _tokenizer(folder: Path, given: str | Path | None) -> Tokenizer:

@@ -1,4 +1,7 @@
-"""Model folders: `config.json` beside `model.safetensors`. Ours, and those of the public MDLM and DUO checkpoints."""
+"""Model folders: `config.json` beside `model.safetensors`, or beside parts of it and their index.
+
+Ours, and those of the public checkpoints of MDLM, UDLM, DUO and SDTT.
+"""
 
 import dataclasses
 import json
@@ -16,21 +19,28 @@ from cdlm.process import SCHEDULES, Process, masked, uniform
 
 FORMAT = 1
 PREFIX = "backbone."
-PEERS = ("mdlm", "duo")
+PEERS = ("mdlm", "udlm", "duo")
+INDEX = "model.safetensors.index.json"
 
 
 class LayoutError(ValueError):
     """A folder that is not a model this version can read."""
 
 
-def save(denoiser: Denoiser, folder: str | Path) -> Path:
-    """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in denoiser.state_dict().items()}
+def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = None, part: int | None = None) -> Path:
+    """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON.
+
+    Weights may be rounded to a `dtype`, and split into files of at most `part` bytes.
+    """
+    tensors = {
+        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
+        for name, tensor in denoiser.state_dict().items()
+    }
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(folder, describe(denoiser), tensors)
+    write_model(folder, describe(denoiser), tensors, part)
     return folder
 
 
@@ -45,8 +55,13 @@ def describe(denoiser: Denoiser) -> dict[str, Any]:
     return config
 
 
-def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    write_tensors(tensors, folder / "model.safetensors")
+def write_model(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], part: int | None = None
+) -> None:
+    if part is None:
+        write_tensors(tensors, folder / "model.safetensors")
+    else:
+        _write_parts(tensors, folder, part)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -57,27 +72,66 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
     """
     folder = newest(Path(folder))
     config = _read_config(folder)
-    try:
-        tensors = load_file(folder / "model.safetensors")
-    except FileNotFoundError:
-        raise LayoutError(f"{folder} has a config.json but no model.safetensors; copy the weights beside it") from None
-    except SafetensorError as error:
-        raise LayoutError(f"{folder / 'model.safetensors'} is damaged ({error}); fetch or write it again") from None
+    tensors = _read_tensors(folder)
     try:
         if config.get("format") == "cdlm":
             denoiser = _ours(config, tensors)
         elif str(config.get("model_type")).lower() in PEERS:
             denoiser, tensors = _peer(config, tensors)
+        elif "parameterization" in config and isinstance(config.get("model"), dict):
+            denoiser, tensors = _sdtt(config, tensors)
         else:
             kind = config.get("format") or config.get("model_type")
             raise LayoutError(
-                f"its config.json describes {kind!r}; readable are folders of cdlm and of mdlm or duo (by model_type)"
+                f"its config.json describes {kind!r}; readable are folders of cdlm, of sdtt, and of mdlm, udlm or duo "
+                "(by model_type)"
             )
         _copy(tensors, denoiser)
     except (ValueError, KeyError, TypeError) as error:
         reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
         raise LayoutError(f"cannot load {folder}: {reason}") from None
     return denoiser.to(device).eval()
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a folder, from one file or from parts."""
+    names = ["model.safetensors"]
+    if (folder / INDEX).is_file() and not (folder / names[0]).is_file():
+        try:
+            names = sorted(set(read_object(folder / INDEX)["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise LayoutError(f"{folder / INDEX} is damaged; fetch or write it again") from None
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        if Path(name).name != name:
+            raise LayoutError(f"{folder / INDEX} names {name!r}, which is not a file beside it")
+        try:
+            tensors |= load_file(folder / name)
+        except FileNotFoundError:
+            raise LayoutError(f"{folder} has a config.json but no {name}; copy the weights beside it") from None
+        except SafetensorError as error:
+            raise LayoutError(f"{folder / name} is damaged ({error}); fetch or write it again") from None
+    return tensors
+
+
+def _write_parts(tensors: dict[str, torch.Tensor], folder: Path, most: int) -> None:
+    """Files of at most so many bytes, with an index as other libraries write it."""
+    parts: list[dict[str, torch.Tensor]] = [{}]
+    room = most
+    for name, tensor in tensors.items():
+        if tensor.nbytes > most:
+            raise ValueError(f"tensor {name!r} alone has {tensor.nbytes:,} bytes; parts of {most:,} are too small")
+        if tensor.nbytes > room:
+            parts.append({})
+            room = most
+        parts[-1][name] = tensor
+        room -= tensor.nbytes
+    names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+    for name, held in zip(names, parts, strict=True):
+        write_tensors(held, folder / name)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    where = {tensor: name for name, held in zip(names, parts, strict=True) for tensor in held}
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2) + "\n")
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -125,11 +179,13 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
 
 
 def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
-    """The layouts of kuleshov-group/mdlm-owt and s-sahoo/duo.
+    """The layouts of kuleshov-group/mdlm-owt, kuleshov-group/udlm-lm1b and s-sahoo/duo.
 
-    In MDLM's the last id is the mask; its row of the head is not in our law. DUO's is uniform over all of its ids.
+    In MDLM's the last id is the mask; its row of the head is not in our law. The others' are uniform over all ids.
     """
     masks = config["model_type"].lower() == "mdlm"
+    if config.get("cfg"):
+        raise LayoutError("it is guided by classes (cfg), which is not supported here")
     shape = Architecture(
         hidden=config["hidden_dim"],
         blocks=config["n_blocks"],
@@ -138,7 +194,31 @@ def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
         dropout=config["dropout"],
         time_conditioning=config["time_conditioning"] if masks else True,
     )
-    vocab = config["vocab_size"] - masks
+    return _stripped(shape, config["vocab_size"] - masks, masks, tensors)
+
+
+def _sdtt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
+    """The layout of jdeschena/sdtt: the configuration of its run, and MDLM's network, once or twice wrapped."""
+    model = config["model"]
+    shape = Architecture(
+        hidden=model["hidden_size"],
+        blocks=model["n_blocks"],
+        heads=model["n_heads"],
+        cond=model["cond_dim"],
+        dropout=model.get("dropout", 0.0),
+        time_conditioning=bool(config.get("time_conditioning", False)),
+    )
+    inner = {f"{PREFIX}{name.split(PREFIX)[-1]}": tensor for name, tensor in tensors.items() if PREFIX in name}
+    name = f"{PREFIX}vocab_embed.embedding"
+    if name not in inner:
+        raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
+    return _stripped(shape, len(inner[name]) - 1, True, inner)
+
+
+def _stripped(
+    shape: Architecture, vocab: int, masks: bool, tensors: dict[str, torch.Tensor]
+) -> tuple[Denoiser, dict[str, torch.Tensor]]:
+    """The network, and its tensors without what we do not keep."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     for name in (f"{PREFIX}output_layer.linear.weight", f"{PREFIX}output_layer.linear.bias"):
         if name in kept:

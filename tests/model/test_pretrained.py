@@ -159,7 +159,9 @@ def test_json_that_is_no_object(folder, text):
 
 def test_foreign_model(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(LayoutError, match="describes 'gpt2'; readable are folders of cdlm and of mdlm") as error:
+    with pytest.raises(
+        LayoutError, match="describes 'gpt2'; readable are folders of cdlm, of sdtt, and of mdlm"
+    ) as error:
         load(folder)
     assert str(folder) in str(error.value)
 

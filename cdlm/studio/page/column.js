@@ -4,8 +4,8 @@ import { cancelJob, stream } from "./api.js";
 import { Story } from "./story.js";
 
 const WHY_NOT = {
-  uniform: "This model has no blanks: it changes any word on the way, so words cannot be marked for rewriting.",
-  none: "This model writes from left to right and cannot fill in the middle, so words cannot be marked for rewriting.",
+  uniform: "No marking here: this model has no blanks, and may change any word on the way.",
+  none: "No marking here: this model writes from left to right, and cannot fill in the middle.",
 };
 const MASK_WIDTH = 4; // characters, while nobody knows what will stand there
 
@@ -38,6 +38,9 @@ export class Column {
     this.text = this.part("text");
     this.text.setAttribute("aria-label", `Text ${index + 1}`);
     this.text.addEventListener("click", (event) => this.onClick(event));
+    this.text.addEventListener("mousedown", (event) => {
+      if (event.shiftKey && this.editable) event.preventDefault(); // marks a range, selects no text
+    });
     this.text.addEventListener("keydown", (event) => this.onKey(event));
     this.part("rewrite").addEventListener("click", () => rewrite(this));
     this.part("unmark").addEventListener("click", () => this.unmark());
@@ -178,6 +181,7 @@ export class Column {
   newSpan(position) {
     const span = document.createElement("span");
     span.className = "token";
+    span.hidden = true; // until there is something to show
     span.dataset.position = position;
     this.text.append(span);
     return span;
@@ -248,7 +252,8 @@ export class Column {
     rewrite.title = why ?? (count ? "" : "Mark tokens first, by clicking them or by Enter");
     rewrite.textContent = count ? `Rewrite the marked tokens (${count})` : "Rewrite the marked tokens";
     this.part("unmark").hidden = !editable || count === 0;
-    this.part("hint").textContent = why ?? (this.choice && count === 0 ? "Click words that you do not like." : "");
+    this.part("hint").classList.toggle("whole", Boolean(why));
+    this.part("hint").textContent = why ?? (editable && count === 0 ? "Click words you do not like." : "");
   }
 
   mark(position, on) {

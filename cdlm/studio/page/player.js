@@ -65,7 +65,7 @@ export class Player {
   /** Steps a second: slow enough to see few steps, fast enough not to wait for many. */
   rate() {
     const totals = this.shown.map((column) => column.story.total);
-    return Math.max(2.5, Math.min(...totals) / 5, Math.max(...totals) / 20);
+    return Math.max(2.5, Math.min(...totals) / 5, Math.max(...totals) / 10);
   }
 
   seek(step) {

@@ -1,7 +1,7 @@
 // A scatter plot with lines, drawn as SVG: axes, series with their own colour and shape, a tip for the point nearest to the pointer.
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { top: 12, right: 16, bottom: 44, left: 58 };
+const MARGIN = { top: 12, right: 16, bottom: 44, left: 70 };
 const REACH = 28; // pixels from the pointer within which a point is found
 const SHAPES = [
   "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z",
@@ -148,7 +148,7 @@ function axes(toX, toY, x, y, width, height) {
   const middle = (MARGIN.top + bottom) / 2;
   const across = (MARGIN.left + width - MARGIN.right) / 2;
   group.append(make("text", { x: across, y: height - 6, "text-anchor": "middle", class: "title" }, x.title));
-  group.append(make("text", { transform: `translate(13 ${middle}) rotate(-90)`, "text-anchor": "middle", class: "title" }, y.title));
+  group.append(make("text", { transform: `translate(11 ${middle}) rotate(-90)`, "text-anchor": "middle", class: "title" }, y.title));
   return group;
 }
 
@@ -164,7 +164,7 @@ function ticks([low, high], log, count) {
   }
   const rough = (high - low) / count;
   const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = unit * [1, 2, 5, 10].find((m) => m * unit >= rough);
+  const step = unit * [1, 2, 2.5, 5, 10].find((m) => m * unit >= rough);
   const first = Math.ceil(low / step);
   return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(10)));
 }

@@ -50,5 +50,5 @@ try {
   if (models.data.length === 0) throw new Error("The server has no models.");
   startWrite(models.data, limits);
 } catch (error) {
-  showError(error.status === 401 ? `${error.message} (open the page as /?token=…)` : error.message);
+  showError(error.message);
 }

@@ -76,7 +76,7 @@ export function startWrite(models, limits) {
       const given = model.process === "uniform" ? (pieces) => prefix(pieces, prompt) : shown;
       const body = infill ? { text: prompt, width: Number($("width").value) } : { prompt, max_tokens: length };
       const path = infill ? "/v1/infill" : "/v1/completions";
-      return column.run(path, { ...settings(model), ...body }, length ?? model.length, given);
+      return column.run(path, { ...settings(model), ...body }, length ?? (model.length || limits.length), given);
     });
   }
 
@@ -114,6 +114,7 @@ export function startWrite(models, limits) {
     $("order").disabled = !chosen.some(({ process }) => process === "masked");
     $("tail").disabled = !chosen.some(tailed);
     $("order").title = $("order").disabled ? "Only masked models can choose their order" : "Which blanks are filled first";
+    $("legend-noise").hidden = !chosen.some(({ process }) => process === "uniform");
     $("width-field").hidden = !infill;
     $("width").disabled = !infill;
     $("length").disabled = infill;

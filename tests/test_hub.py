@@ -1,0 +1,209 @@
+"""Folders for others: what is saved comes back, transformers opens it, cards tell the truth, push and pull meet."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import cdlm
+from cdlm.hub import CODE, PullConfig, PushConfig, card, pull, push
+from cdlm.model import LayoutError
+
+from .writers import BPE, write_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = write_model(tmp_path / "model", "masked", BPE, length=16, framed=True)
+    config = json.loads((folder / "config.json").read_text())
+    trained = {"method": "mcdlm:kappa=0.2", "steps": 300, "batch": 16, "length": 16, "from": None}
+    (folder / "config.json").write_text(json.dumps({**config, "trained": trained}))
+    return folder
+
+
+@pytest.mark.parametrize("part", [None, 20_000])
+def test_a_saved_model_writes_the_same_texts(model: Path, tmp_path: Path, part: int | None) -> None:
+    one = cdlm.load(model, "cpu")
+    folder = one.save_pretrained(tmp_path / "copy", part=part)
+    assert (len(list(folder.glob("model*.safetensors"))) > 1) == (part is not None)
+    other = cdlm.load(folder, "cpu")
+    assert (other.length, other.framed, other.trained) == (16, True, one.trained)
+    assert [text.text for text in other.sample(3, steps=4)] == [text.text for text in one.sample(3, steps=4)]
+    with pytest.raises(ValueError, match="holds a model already"):
+        one.save_pretrained(folder)
+
+
+def test_half_the_bytes(model: Path, tmp_path: Path) -> None:
+    whole, half = (cdlm.load(model, "cpu").save_pretrained(tmp_path / kind, kind) for kind in ("float32", "bfloat16"))
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (whole, half)]
+    assert sizes[1] < 0.65 * sizes[0]
+    x = torch.randint(0, BPE.vocab_size, (2, 8))
+    one, other = (cdlm.load(folder, "cpu").denoiser(x, 0.5) for folder in (whole, half))
+    assert torch.allclose(one.exp(), other.exp(), atol=0.05)
+
+
+@pytest.mark.parametrize("spoil", ["missing", "escape", "broken"])
+def test_damaged_parts_are_named(model: Path, tmp_path: Path, spoil: str) -> None:
+    folder = cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", part=20_000)
+    index = folder / "model.safetensors.index.json"
+    if spoil == "missing":
+        second = sorted(folder.glob("model-*.safetensors"))[1]
+        second.unlink()
+        match = f"no {second.name}"
+    elif spoil == "escape":
+        index.write_text(json.dumps({"weight_map": {"prior": "../model/model.safetensors"}}))
+        match = "not a file beside it"
+    else:
+        index.write_text("[]")
+        match = "index.json is damaged"
+    with pytest.raises(LayoutError, match=match):
+        cdlm.load(folder, "cpu")
+
+
+def test_too_small_parts_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="are too small"):
+        cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", part=100)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("kind", "part"), [("masked", None), ("uniform", None), ("masked", 20_000)])
+def test_transformers_gives_the_same_logits(
+    kind: Any, part: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    one = cdlm.load(write_model(tmp_path / "model", kind, BPE, length=16), "cpu")
+    folder = one.save_pretrained(tmp_path / f"copy-{kind}", part=part)
+    assert (folder / CODE).is_file()
+    other = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+    x, t = torch.randint(0, BPE.vocab_size, (2, 8)), torch.tensor([0.3, 0.9])
+    found = other(x, timesteps=t)
+    assert torch.allclose(found.logits.exp(), one.denoiser(x, t).exp(), atol=1e-6)
+    labels = torch.full_like(x, -100)
+    labels[:, 3] = 5
+    loss = other(x, timesteps=t, labels=labels).loss
+    assert loss.item() == pytest.approx(-found.logits[:, 3, 5].mean().item(), rel=1e-4)
+    if kind == "uniform":
+        with pytest.raises(ValueError, match="told the time"):
+            other(x)
+    else:
+        assert torch.equal(other(x).logits, other(x, timesteps=0.9, return_dict=False)[0])
+
+
+def test_a_card_says_how_it_was_made_and_measured(model: Path, tmp_path: Path) -> None:
+    row = {
+        "task": "unconditional",
+        "ppl": 123.4,
+        "entropy": 4.2,
+        "num": 64,
+        "judge": "SmolLM2",
+        "sampling": {"steps": 8},
+    }
+    bound = {"task": "likelihood", "nelbo": 5.0, "set": "ptb"}
+    page = (cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", rows=[row, bound]) / "README.md").read_text()
+    assert page.startswith("---\nlibrary_name: cdlm")
+    assert "Trained by MCDLM (`mcdlm:kappa=0.2`): 300 steps, 0M tokens." in page
+    assert "| 64 | 8 | SmolLM2 | 123.4 | 4.20 |" in page
+    assert "NELBO on ptb: 5.000 nats per token (148.4)." in page
+    causal = card("x", {"process": None}, 1_000_000)
+    assert "autoregressive" in causal
+    assert "transformers" not in causal
+
+
+class Hub:
+    """A folder that stands for the hub."""
+
+    class errors:  # noqa: N801
+        class HfHubHTTPError(Exception): ...
+
+        class HFValidationError(Exception): ...
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def HfApi(self) -> "Hub":  # noqa: N802
+        return self
+
+    def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> None:
+        (self.root / repo_id).mkdir(parents=True, exist_ok=exist_ok)
+
+    def upload_folder(self, repo_id: str, folder_path: str, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
+
+    def snapshot_download(self, repo_id: str, revision: str | None, local_dir: str, allow_patterns: list[str]) -> str:
+        if not (self.root / repo_id).is_dir():
+            raise self.errors.HfHubHTTPError("404: no such repository\nmore")
+        for pattern in allow_patterns:
+            for path in (self.root / repo_id).glob(pattern):
+                Path(local_dir).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, Path(local_dir) / path.name)
+        return local_dir
+
+
+def test_push_and_pull_meet(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdlm.hub._hub", lambda: Hub(tmp_path / "hub"))
+    assert "me/mine" in push(PushConfig(str(model), "me/mine"))
+    assert "# mine" in (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
+    out = pull(PullConfig("me/mine", tmp_path / "copy"))
+    assert cdlm.load(out, "cpu").sample(steps=4)[0].text == cdlm.load(model, "cpu").sample(steps=4)[0].text
+    with pytest.raises(ValueError, match=r"did not give me/other: 404: no such repository$"):
+        pull(PullConfig("me/other", tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="exists"):
+        PullConfig("me/mine", tmp_path / "copy")
+    for name in ("mine", "a/b/c", "/x"):
+        with pytest.raises(ValueError, match="is owner/name"):
+            PushConfig(str(model), name)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_client_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="the model hub did not give nobody/nothing"):
+        pull(PullConfig("nobody/nothing", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def peer(folder: Path, source: Path, config: dict[str, Any], prefix: str = "") -> Path:
+    folder.mkdir()
+    save_file({prefix + name: tensor for name, tensor in load_file(source / "model.safetensors").items()},
+              folder / "model.safetensors")  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+def test_sdtts_layout_is_mdlms_network(peers: Path, tmp_path: Path, prefix: str) -> None:
+    """Its folders hold the configuration of a run; the network is wrapped twice where it began from the hub."""
+    mdlm = json.loads((peers / "mdlm-hf-tiny" / "config.json").read_text())
+    names = {"hidden_size": "hidden_dim", "cond_dim": "cond_dim", "n_blocks": "n_blocks", "n_heads": "n_heads"}
+    config = {
+        "model": {ours: mdlm[theirs] for ours, theirs in names.items()} | {"length": 64, "dropout": 0.1},
+        "parameterization": {"distill_mode": "kl-fwd"},
+        "time_conditioning": False,
+        "tokenizer": {"name": "gpt2"},
+    }
+    folder = peer(tmp_path / "sdtt", peers / "mdlm-hf-tiny", config, prefix)
+    one, other = cdlm.model.load(peers / "mdlm-hf-tiny"), cdlm.model.load(folder)
+    x = torch.randint(0, 97, (2, 9))
+    assert torch.equal(one(x, 0.5), other(x, 0.5))
+    del config["model"]["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LayoutError, match=r"config.json lacks 'hidden_size'"):
+        cdlm.model.load(folder)
+
+
+def test_udlms_layout_is_uniform_over_all_ids(peers: Path, tmp_path: Path) -> None:
+    mdlm = json.loads((peers / "mdlm-hf-tiny" / "config.json").read_text())
+    config = {**mdlm, "model_type": "udlm", "time_conditioning": True, "cfg": False, "cfg_num_classes": -1}
+    found = cdlm.model.load(peer(tmp_path / "udlm", peers / "mdlm-hf-tiny", config))
+    assert found.process is not None
+    assert (found.process.name, found.vocab) == ("uniform", mdlm["vocab_size"])
+    assert found.shape.time_conditioning
+    with pytest.raises(LayoutError, match="guided by classes"):
+        cdlm.model.load(peer(tmp_path / "guided", peers / "mdlm-hf-tiny", {**config, "cfg": True}))
