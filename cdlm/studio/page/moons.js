@@ -75,7 +75,8 @@ export async function startMoons() {
     $("moons-play").setAttribute("aria-label", playing ? "Pause" : "Play");
     const whole = moons.frames[step].filter(([x, y]) => x !== null && y !== null);
     const on = whole.filter(([x, y]) => moons.near.has(x * moons.bins + y)).length;
-    $("moons-share").textContent = whole.length ? `${Math.round((100 * on) / whole.length)} % of the complete points lie on the moons` : "No point is complete yet";
+    const share = Math.round((100 * on) / whole.length);
+    $("moons-share").textContent = whole.length ? `${share} % of the complete points lie on the moons` : "No point is complete yet";
   }
 
   const reload = () => {

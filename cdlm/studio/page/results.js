@@ -112,7 +112,8 @@ function lines(rows, series, key, x) {
 
 function words(row) {
   const steps = row.steps === null ? `${format(row.nfe)} evaluations` : `${row.steps} steps`;
-  return [`${seriesOf(row)}, ${steps}, ${row.control}`, `perplexity ${format(row.ppl)}`, `entropy ${row.entropy?.toFixed(2) ?? "–"} nats`];
+  const entropy = row.entropy?.toFixed(2) ?? "–";
+  return [`${seriesOf(row)}, ${steps}, ${row.control}`, `perplexity ${format(row.ppl)}`, `entropy ${entropy} nats`];
 }
 
 function tableRow(row) {
