@@ -33,13 +33,13 @@ class Settings(BaseModel):
         None, ge=1, description="Denoising steps; 32 if not given. Not for autoregressive models."
     )
     temperature: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
-    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_p: float = Field(1.0, ge=0.001, le=1, allow_inf_nan=False)
     top_k: int = Field(0, ge=0, le=1_000_000)
     seed: int = Field(0, ge=0, le=SEEDS, description="The same seed writes the same text.")
     order: Literal[Order, "first-hitting", Confidence] = "random"
     tail: Literal["none", "sample", "argmax"] = "none"
     corrector: Literal["none", Kind] = "none"
-    eta: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    eta: float | None = Field(None, ge=0.001, le=1, allow_inf_nan=False)
     stream: bool = Field(False, description="Send every step as a server-sent event.")
 
 
