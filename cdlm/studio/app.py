@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import enum
 import hmac
 import json
 import time
@@ -30,7 +31,8 @@ from cdlm.text import Model
 PAGE = Path(__file__).parent / "page"
 BODY = 1 << 20
 """Bytes in a request."""
-MOONS_STEPS = (1, 2, 3, 5, 10, 20, 50)
+MoonSteps = enum.IntEnum("MoonSteps", {f"S{steps}": steps for steps in (1, 2, 3, 5, 10, 20, 50)})
+TEN = MoonSteps(10)
 HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'",
@@ -146,15 +148,13 @@ def create_app(
     @app.get("/v1/moons", responses=_wrong(401, 422))
     async def moons(
         process: Literal["masked", "uniform"] = "masked",
-        steps: int = Query(10, description=f"One of {', '.join(map(str, MOONS_STEPS))}."),
+        steps: MoonSteps = TEN,
         points: int = Query(600, ge=1, le=1000),
         seed: int = Query(0, ge=0, le=9),
     ) -> dict[str, Any]:
         """Samples of two moons on their way, drawn with the exact posterior."""
-        if steps not in MOONS_STEPS:
-            raise HTTPException(422, f"steps is one of {', '.join(map(str, MOONS_STEPS))}; got {steps}")
         async with drawing:
-            return await asyncio.to_thread(moving_points, process, steps, points, seed)
+            return await asyncio.to_thread(moving_points, process, int(steps), points, seed)
 
     async def write(asked: Completion | Infill, request: Request) -> Response:
         label = next(iter(models)) if asked.model is None else asked.model

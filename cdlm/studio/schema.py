@@ -8,7 +8,8 @@ from cdlm.sample.confidence import Confidence
 from cdlm.sample.correct import Kind
 from cdlm.sample.order import Order
 
-SEEDS = 2**63 - 1
+SEEDS = 2**53 - 1
+"""The largest that a page can tell apart."""
 
 
 class Limits(BaseModel):
