@@ -161,11 +161,11 @@ def create_app(
         if label not in models:
             raise HTTPException(404, f"there is no model {label!r}; there are: {', '.join(models)}")
         try:
+            desk.check_room()
             checked = await asyncio.to_thread(order, asked, models[label], limits)
+            job, ahead = desk.submit(lambda: events(checked))
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        try:
-            job, ahead = desk.submit(lambda: events(checked))
         except Full as full:
             raise HTTPException(429, f"{full}; try again in a moment", {"retry-after": "2"}) from None
         if asked.stream:

@@ -82,12 +82,17 @@ class Desk:
         with self._change:
             return len(self._active), len(self._waiting)
 
+    def check_room(self) -> None:
+        """Refuse now what would be refused after it was prepared."""
+        with self._change:
+            if len(self._waiting) >= self.most:
+                raise Full(f"{len(self._waiting)} texts are waiting to be written, and there is room for no more")
+
     def submit(self, work: Callable[[], Iterator[Any]]) -> tuple[Job, int]:
         """Add a job; returns it and how many are before it."""
         job = Job(work)
         with self._change:
-            if len(self._waiting) >= self.most:
-                raise Full(f"{len(self._waiting)} texts are waiting to be written, and there is room for no more")
+            self.check_room()
             ahead = len(self._waiting)
             self._waiting.append(job)
             self._jobs[job.id] = job
