@@ -36,13 +36,13 @@ bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks.judge
 
 lint: $(VENV)/.developed
-	$(BIN)/ruff check cdlm tests benchmarks studies
-	$(BIN)/ruff format --check cdlm tests benchmarks studies
+	$(BIN)/ruff check cdlm tests benchmarks studies docs
+	$(BIN)/ruff format --check cdlm tests benchmarks studies docs
 	$(BIN)/mypy
 
 format: $(VENV)/.developed
-	$(BIN)/ruff check --fix cdlm tests benchmarks studies
-	$(BIN)/ruff format cdlm tests benchmarks studies
+	$(BIN)/ruff check --fix cdlm tests benchmarks studies docs
+	$(BIN)/ruff format cdlm tests benchmarks studies docs
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -191,11 +191,14 @@ def show_cost(config: CostConfig, run: RunConfig, console: Console) -> None:
     found = estimate(run, config.gpus, config.gpu, config.micro, config.vocab)
     table = Table(title=f"{config.recipe} on {config.gpus} x {config.gpu}", show_header=False)
     step = f"{found.seconds:.3f} s: trunk {found.trunk:.3f}, head {found.head:.3f}, waiting {found.waiting:.3f}"
-    time = f"{found.days:.2f} days" if found.days >= 1 else f"{found.days * 24:.2f} hours"
+    hours = found.days * 24
+    time = (
+        f"{found.days:.2f} days" if hours >= 24 else f"{hours:.2f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    )
     layout = f"{config.gpus} GPUs x {found.passes} passes x {found.micro} sequences of {run.length} tokens"
     for name, value in (
         ("parameters", f"{found.parameters / 1e6:,.1f}M, with a vocabulary of {found.vocab:,}"),
-        ("tokens", f"{found.tokens / 1e9:,.2f}B in {run.steps:,} steps of {run.batch} x {run.length}"),
+        ("tokens", f"{found.tokens / 1e6:,.1f}M in {run.steps:,} steps of {run.batch} x {run.length}"),
         ("arithmetic", f"{found.flops:.2e} FLOP"),
         ("layout", layout),
         ("memory", f"{found.gib:.1f} of {GPUS[config.gpu][2]:g} GiB on each GPU"),

@@ -154,8 +154,10 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row]
     lines += ["```", ""]
     if process is not None:
         lines += ["With transformers, where cdlm is installed:", "", "```python"]
-        lines += ["from transformers import AutoModelForMaskedLM", ""]
-        lines += [f'model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True)']
+        lines += ["import torch", "from transformers import AutoModelForMaskedLM", ""]
+        lines += [
+            f'model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True, dtype=torch.float32)'
+        ]
         lines += ["logits = model(input_ids, timesteps=0.5).logits", "```", ""]
     judged = [row for row in rows if "ppl" in row and row["task"] == "unconditional"]
     if judged:

@@ -236,7 +236,7 @@ class Model:
             if not how.block:
                 raise ValueError(
                     f"{longest} tokens are more than the {self.length} that {self.name} was trained on; write them in "
-                    f"windows with block {self.length // 2}"
+                    f"windows: --block {self.length // 2} (in Python, block={self.length // 2})"
                 )
 
     def states(self, drafts: Sequence[Draft], how: Sampling, rng: Rng, watched: bool = False) -> Iterator[State]:

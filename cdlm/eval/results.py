@@ -60,7 +60,7 @@ def read_rows(out: Path) -> list[Row]:
     """The finished cells of a folder (or of a results.jsonl itself)."""
     path = out / RESULTS if out.is_dir() else out
     if not path.is_file():
-        raise ValueError(f"{out} has no {RESULTS}; make one with: cdlm eval MODEL... --out {out}")
+        raise ValueError(f"{out} has no {RESULTS}; make one with: cdlm eval MODEL... --judge JUDGE --out {out}")
     rows = []
     whole, newline, rest = path.read_text(encoding="utf-8").rpartition("\n")
     for number, line in enumerate((whole + newline).splitlines(), 1):

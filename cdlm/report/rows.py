@@ -52,7 +52,7 @@ def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
             cells[key] = row
     rows = list(cells.values())
     if not rows:
-        raise ValueError("there is no finished cell yet: run cdlm eval first")
+        raise ValueError("there is no finished cell yet: run cdlm eval MODEL... --judge JUDGE first")
     _one_vocabulary(rows)
     _one_meaning(rows)
     sections: dict[tuple[str, str, int], list[Row]] = {}

@@ -138,7 +138,8 @@ def create_app(
         """The cells of an evaluation, for the plots."""
         if not results:
             raise HTTPException(
-                404, "no results were given: cdlm eval ... --out results, then cdlm studio MODEL --results results"
+                404,
+                "no results: cdlm eval MODEL --judge JUDGE --out results, then cdlm studio MODEL --results results",
             )
         try:
             return {"sections": await asyncio.to_thread(sections, results)}

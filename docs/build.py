@@ -1,0 +1,383 @@
+"""Two small generators.
+
+python docs/build.py --out site     README.md and docs/*.md as HTML: a navigation, one stylesheet, no scripts
+python docs/build.py --api          docs/api.md, from the docstrings of the package
+
+A link to a page, a heading or a file that is not there is an error.
+"""
+
+import argparse
+import ast
+import dataclasses
+import html
+import inspect
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+DOCS = Path(__file__).resolve().parent
+ORDER = {
+    "Start": ("README", "idea", "tutorial", "faq"),
+    "Use": ("training", "recipes", "many-gpus", "sampling", "evaluation", "harness", "studio", "hub"),
+    "Understand": ("paper", "choices", "moons", "benchmarks"),
+    "Build on it": ("extend", "api"),
+}
+
+
+class BrokenLink(ValueError):  # noqa: N818 (it is what it is)
+    """A link that leads nowhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+    tokens: list[Token]
+
+    @property
+    def out(self) -> str:
+        return "index.html" if self.path.name == "README.md" else f"{self.path.stem}.html"
+
+    @property
+    def title(self) -> str:
+        inline = next(self.tokens[k + 1] for k, token in enumerate(self.tokens) if token.type == "heading_open")
+        return plain(inline)
+
+    @property
+    def anchors(self) -> set[str]:
+        return {str(token.attrs["id"]) for token in self.tokens if token.type == "heading_open"}
+
+
+def build(root: Path, out: Path) -> list[Page]:
+    """Write the site."""
+    pages = {path: read(path) for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]}
+    out.mkdir(parents=True, exist_ok=True)
+    site = Site(root, out, pages)
+    for page in pages.values():
+        site.write(page)
+    (out / "style.css").write_text(STYLE)
+    return list(pages.values())
+
+
+def read(path: Path) -> Page:
+    """Parse a file; headings get the anchors that code hosts give them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text())
+    seen: dict[str, int] = {}
+    for token, inline in itertools.pairwise(tokens):
+        if token.type == "heading_open":
+            slug = re.sub(r"[^\w\- ]", "", plain(inline).lower()).strip().replace(" ", "-")
+            number = seen.get(slug, 0)
+            seen[slug] = number + 1
+            token.attrs["id"] = f"{slug}-{number}" if number else slug
+    return Page(path, tokens)
+
+
+def plain(inline: Token) -> str:
+    return "".join(child.content for child in inline.children or [] if child.type in ("text", "code_inline"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where everything is, and where it goes."""
+
+    root: Path
+    out: Path
+    pages: dict[Path, Page]
+
+    def write(self, page: Page) -> None:
+        for token in walk(page.tokens):
+            for name in ("href", "src"):
+                if name in token.attrs:
+                    token.attrs[name] = self.link(page, str(token.attrs[name]))
+        render = MarkdownIt("commonmark").enable("table")
+        body = render.renderer.render([t for t in page.tokens if not comment(t)], render.options, {})
+        body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+        self.save(page.out, page.title, body, page)
+
+    def save(self, name: str, title: str, body: str, page: Page | None = None) -> None:
+        up = "../" * name.count("/")
+        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.out / name).write_text(
+            TEMPLATE.format(title=html.escape(title), up=up, nav=self.navigation(page, up), body=body)
+        )
+
+    def navigation(self, here: Page | None, up: str) -> str:
+        groups = {name: [*stems] for name, stems in ORDER.items()}
+        known = {stem for stems in groups.values() for stem in stems}
+        by_stem = {page.path.stem: page for page in self.pages.values()}
+        groups["More"] = [stem for stem in by_stem if stem not in known]
+        parts = []
+        for name, stems in groups.items():
+            links = [by_stem[stem] for stem in stems if stem in by_stem]
+            items = "".join(
+                f'<li><a href="{up}{page.out}"{" aria-current=page" if page is here else ""}>'
+                f"{html.escape('Home' if page.out == 'index.html' else page.title)}</a></li>"
+                for page in links
+            )
+            parts.append(f"<h2>{name}</h2><ul>{items}</ul>" if links else "")
+        return "".join(parts)
+
+    def link(self, page: Page, target: str) -> str:
+        """Where a link of a page leads in the site; files are taken along."""
+        if re.match(r"[a-z]+:", target):
+            return target
+        where, _, anchor = target.partition("#")
+        path = (page.path.parent / where).resolve() if where else page.path
+        if path in self.pages:
+            if anchor and anchor not in self.pages[path].anchors:
+                raise BrokenLink(f"{page.path.name}: there is no heading #{anchor} in {path.name}")
+            return (self.pages[path].out if where else "") + (f"#{anchor}" if anchor else "")
+        if not path.exists() or not path.is_relative_to(self.root):
+            raise BrokenLink(f"{page.path.name}: there is no {target}")
+        name = str(path.relative_to(self.root)).removeprefix("docs/")
+        if path.suffix in (".png", ".svg", ".ipynb", ".json"):
+            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, self.out / name)
+            return name
+        listing = path.read_text() if path.is_file() else "\n".join(sorted(p.name for p in path.iterdir()))
+        body = f"<h1>{html.escape(name)}</h1><pre><code>{html.escape(listing)}</code></pre>"
+        self.save(f"source/{name}.html", name, body)
+        return f"source/{name}.html"
+
+
+def walk(tokens: Sequence[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from walk(token.children or [])
+
+
+def comment(token: Token) -> bool:
+    return token.type == "html_block" and token.content.lstrip().startswith("<!--")
+
+
+TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} · CDLM</title>
+<link rel="stylesheet" href="{up}style.css">
+</head>
+<body>
+<a class="skip" href="#text">Skip to the text</a>
+<nav aria-label="Pages">{nav}</nav>
+<main id="text">
+{body}</main>
+</body>
+</html>
+"""
+
+STYLE = """\
+:root {
+  color-scheme: light dark;
+  --paper: #fff; --ink: #1d2127; --soft: #5b6470; --line: #dfe3e8; --shade: #f5f6f8; --link: #2a5db0;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #15181c; --ink: #dde2e8; --soft: #97a1ad; --line: #2d333b; --shade: #1d2126; --link: #86b1ff; }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.6 system-ui, sans-serif;
+  display: grid; grid-template-columns: 15rem minmax(0, 1fr);
+}
+nav { padding: 1.5rem 1rem; border-right: 1px solid var(--line); }
+nav { height: 100vh; position: sticky; top: 0; overflow: auto; }
+nav h2 { font-size: .75rem; text-transform: uppercase; letter-spacing: .06em; color: var(--soft); }
+nav h2 { margin: 1.2rem 0 .3rem; }
+nav ul { list-style: none; margin: 0; padding: 0; }
+nav a { display: block; padding: .15rem .5rem; border-radius: 4px; }
+nav a { color: var(--ink); text-decoration: none; font-size: .9rem; }
+nav a:hover { background: var(--shade); }
+nav a[aria-current] { background: var(--shade); font-weight: 600; }
+main { padding: 2rem 3rem 5rem; max-width: 62rem; }
+h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 .6em; }
+h1 { margin-top: 0; font-size: 1.9rem; }
+h2 { font-size: 1.35rem; }
+h3 { font-size: 1.1rem; }
+a { color: var(--link); }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+code { font: .875em/1.5 ui-monospace, Menlo, Consolas, monospace; }
+code { background: var(--shade); border-radius: 3px; padding: .1em .3em; }
+pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; }
+pre { padding: .8rem 1rem; overflow-x: auto; }
+pre code { background: none; padding: 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; margin: 1rem 0; }
+th, td { border-bottom: 1px solid var(--line); padding: .35rem .8rem .35rem 0; text-align: left; vertical-align: top; }
+blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--line); color: var(--soft); }
+.skip { position: absolute; left: -99rem; }
+.skip:focus { left: 1rem; top: 1rem; background: var(--paper); padding: .5rem; }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
+@media (max-width: 50rem) {
+  body { display: block; }
+  nav { position: static; height: auto; border-right: 0; border-bottom: 1px solid var(--line); }
+  nav ul { display: flex; flex-wrap: wrap; }
+  main { padding: 1.5rem 1rem 4rem; }
+}
+"""
+
+
+def api() -> str:
+    """docs/api.md: the names that other code may rely on, with their own words."""
+    import cdlm.config
+    import cdlm.eval.grid
+    import cdlm.hub
+    import cdlm.methods
+    import cdlm.model
+    import cdlm.objective
+    import cdlm.process
+    import cdlm.sample
+    import cdlm.text
+    from cdlm.studio.app import create_app
+
+    model, objective = cdlm.text.Model, cdlm.objective.Objective
+    lines = [
+        "# API",
+        "",
+        "Written by `python docs/build.py --api` from the docstrings; do not edit it by hand.",
+        "What is not listed here may change.",
+        "",
+        "## Models that write",
+        "",
+        *function(cdlm.text.load, "cdlm.load"),
+        *kind(model, "cdlm.text.Model"),
+        *(line for name in METHODS_OF_MODEL for line in function(getattr(model, name), f"Model.{name}")),
+        *kind(cdlm.text.Text, "cdlm.text.Text"),
+        *kind(cdlm.text.Frame, "cdlm.text.Frame"),
+        "## How a text is drawn",
+        "",
+        *kind(cdlm.sample.Sampling, "cdlm.sample.Sampling"),
+        *function(cdlm.sample.generate, "cdlm.sample.generate"),
+        "## Methods",
+        "",
+        "`cdlm.methods.METHODS` maps slugs to rows: " + ", ".join(f"`{slug}`" for slug in cdlm.methods.METHODS) + ".",
+        "",
+        *kind(cdlm.methods.Method, "cdlm.methods.Method"),
+        *function(cdlm.methods.Method.__call__, "Method.__call__"),
+        *function(cdlm.methods.parse_method, "cdlm.methods.parse_method"),
+        *kind(objective, "cdlm.objective.Objective"),
+        *function(objective.loss, "Objective.loss"),
+        *kind(cdlm.objective.Term, "cdlm.objective.Term"),
+        "## Processes",
+        "",
+        *(line for name in ("masked", "uniform", "unigram") for line in process(name)),
+        *kind(cdlm.process.Process, "cdlm.process.Process"),
+        *function(cdlm.process.Process.corrupt, "Process.corrupt"),
+        *function(cdlm.process.Process.bridge, "Process.bridge"),
+        *kind(cdlm.process.LogLinear, "cdlm.process.LogLinear"),
+        *kind(cdlm.process.Cosine, "cdlm.process.Cosine"),
+        "## Settings of commands",
+        "",
+        "On the command line `--log-every 10` is `log_every`; `cdlm train RECIPE --help` and so on say the same.",
+        "",
+        *kind(cdlm.config.RunConfig, "cdlm.config.RunConfig"),
+        *kind(cdlm.model.Architecture, "cdlm.model.Architecture"),
+        *kind(cdlm.eval.grid.EvalConfig, "cdlm.eval.grid.EvalConfig"),
+        "## HTTP",
+        "",
+        "What `cdlm studio` answers; `/openapi.json` has the types. See [the studio](studio.md).",
+        "",
+        "| path | |",
+        "| --- | --- |",
+        *paths(create_app({}).openapi()),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+METHODS_OF_MODEL = ("sample", "infill", "rewrite", "stream", "save_pretrained")
+
+
+def process(name: str) -> list[str]:
+    import cdlm.process
+
+    return function(getattr(cdlm.process, name), f"cdlm.process.{name}")
+
+
+def function(found: Callable[..., Any], name: str) -> list[str]:
+    """A signature and what it says of itself."""
+    parts = []
+    for parameter in inspect.signature(found).parameters.values():
+        star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+        value = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
+        parts += [] if parameter.name == "self" else [star + parameter.name + value]
+    return [f"### `{name}`", "", "```text", *call(name, parts), "```", "", *paragraphs(inspect.getdoc(found) or "")]
+
+
+def call(name: str, parts: list[str]) -> list[str]:
+    line = f"{name}({', '.join(parts)})"
+    return [line] if len(line) <= 120 else textwrap.wrap(line, 120, subsequent_indent="    ", break_long_words=False)
+
+
+def kind(found: type, name: str) -> list[str]:
+    """A record: what it says of itself, and its fields."""
+    about = fields(found)
+    lines = [f"### `{name}`", "", *paragraphs(inspect.getdoc(found) or "")]
+    if not about:
+        return lines
+    rows = [f"| `{field}` | {cell(default)} | {cell(text)} |" for field, default, text in about]
+    return [*lines, "| field | default | |", "| --- | --- | --- |", *rows, ""]
+
+
+def fields(found: type) -> list[tuple[str, str, str]]:
+    """Names, defaults and the strings that stand beneath them, as the source has them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    rows = []
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            text = str(after.value.value) if said else ""
+            default = f"`{ast.unparse(node.value)}`" if node.value is not None else ""
+            if "field(" in default:
+                made = re.search(r"default(_factory)?=([\w.]+)", default)
+                default = f"`{made[2]}{'()' * bool(made[1])}`" if made else ""
+            rows.append((node.target.id, default, " ".join(text.split())))
+    return rows
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def paragraphs(text: str) -> list[str]:
+    return [*text.splitlines(), ""]
+
+
+def paths(description: dict[str, Any]) -> list[str]:
+    found = []
+    for path, methods in description["paths"].items():
+        for verb, about in methods.items():
+            found.append(f"| `{verb.upper()} {path}` | {about.get('description', '')} |")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of the site")
+    parser.add_argument("--api", action="store_true", help="write docs/api.md")
+    chosen = parser.parse_args(arguments)
+    if chosen.api:
+        (DOCS / "api.md").write_text(api())
+        print(f"wrote {DOCS / 'api.md'}")
+    if chosen.out:
+        try:
+            pages = build(DOCS.parent, chosen.out)
+        except BrokenLink as error:
+            raise SystemExit(f"build: {error}") from None
+        print(f"wrote {len(pages)} pages to {chosen.out}; open {chosen.out / 'index.html'}")
+    if not chosen.api and not chosen.out:
+        parser.error("nothing to do: give --out FOLDER or --api")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The site: every page, every link, no scripts, nothing from outside; and an API page that is what the code says."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cdlm_docs_build", ROOT / "docs" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_is_whole(builder: ModuleType, tmp_path: Path) -> None:
+    pages = builder.build(ROOT, tmp_path)
+    assert len(pages) == 1 + len(list((ROOT / "docs").glob("*.md")))
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text()
+        assert "<script" not in text
+        assert "style.css" in text
+        assert not re.search(r'(?:src|link href)="[a-z]+:', text), page.name
+        for target in re.findall(r'(?:href|src)="([^"#]+)', text):
+            if not re.match(r"[a-z]+:", target):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+    front = (tmp_path / "index.html").read_text()
+    assert 'src="moons.png"' in front
+    assert 'href="idea.html"' in front
+    assert front.count("aria-current") == 1
+    assert "needs: hub" not in (tmp_path / "harness.html").read_text()
+    assert "prefers-color-scheme: dark" in (tmp_path / "style.css").read_text()
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("nowhere.md", "there is no nowhere.md"),
+        ("idea.md#nothing", "no heading #nothing in idea.md"),
+        ("#here", "no heading #here in bad.md"),
+        ("missing.png", "there is no missing.png"),
+        ("../../outside.md", "there is no"),
+    ],
+)
+def test_a_broken_link_is_an_error(builder: ModuleType, tmp_path: Path, link: str, message: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# Front\n\n[a page](docs/idea.md#the-anchor)\n")
+    shutil.copyfile(ROOT / "docs" / "moons.png", tmp_path / "docs" / "moons.png")
+    (tmp_path / "docs" / "idea.md").write_text("# Idea\n\n## The anchor\n\n![moons](moons.png) [up](../README.md)\n")
+    builder.build(tmp_path, tmp_path / "site")
+    (tmp_path / "docs" / "bad.md").write_text(f"# Bad\n\n[a link]({link})\n")
+    with pytest.raises(builder.BrokenLink, match=message):
+        builder.build(tmp_path, tmp_path / "site")
+
+
+def test_the_api_page_is_what_the_code_says(builder: ModuleType) -> None:
+    pytest.importorskip("fastapi")
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert page == builder.api(), "docs/api.md is out of date: python docs/build.py --api"
+    for name in ("cdlm.load", "Model.infill", "cdlm.objective.Term", "cdlm.process.unigram", "log_every", "/v1/infill"):
+        assert f"`{name}`" in page or name in page
