@@ -98,8 +98,17 @@ class RunConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0; got {getattr(self, name)}")
         if self.length < 2:
             raise ValueError(f"--length must be at least 2; got {self.length}")
-        if self.lr <= 0 or not 0 <= self.warmup <= 1 or self.clip <= 0:
-            raise ValueError("--lr and --clip must be positive, and --warmup a share in [0, 1]")
+        if not (0 < self.lr < 1e30 and 0 <= self.warmup <= 1 and self.clip > 0):
+            raise ValueError("--lr and --clip must be positive numbers, and --warmup a share in [0, 1]")
+        if not 0 <= self.weight_decay < 1e30:
+            raise ValueError(f"--weight-decay must be at least 0; got {self.weight_decay}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed must be at least 0 and below 2**63; got {self.seed}")
+        if max(self.steps, self.reference) * self.batch * self.length >= 2**63:
+            raise ValueError(
+                f"--steps {self.steps} of --batch {self.batch} x --length {self.length} tokens are more than can be "
+                "counted (2**63); use smaller ones"
+            )
         if not 0 <= self.average < 1:
             raise ValueError(f"--average is a decay in [0, 1); got {self.average}")
         if self.batch % self.accumulate:
@@ -160,7 +169,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        if abs(value) < 2**1000:
+            return float(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
     want = ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else getattr(hint, "__name__", str(hint))

@@ -100,9 +100,11 @@ def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False
     holes: list[Span] = []
     place = 0
     for found in _BLANK.finditer(text):
-        wide = int(found[1] or 1) if found[0].startswith("[") else width
+        wide = width
+        if found[0].startswith("["):  # a number beyond nine digits, however long, is as much too wide as the largest
+            wide = int((found[1] or "1").lstrip("0")[:9] or "0")
         if not 1 <= wide <= _WIDEST:
-            got = found[0] if found[1] else wide
+            got = found[0][:40] if found[1] else wide
             raise ValueError(f"a blank has at least one token; got {got} (and at most {_WIDEST:,})")
         if holes and found.start() == place:  # one blank after another is one hole: a character may need both
             holes[-1] = (holes[-1][0], holes[-1][1] + wide)

@@ -1,6 +1,7 @@
 """Files that must not be lost: flushed to the disk, written by one run at a time, and read with care."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,12 +12,51 @@ from typing import Any
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds; anything else in it is a ValueError that names the file."""
     try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return values
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text aside, flush it and give it its name: whatever happens, there is the old file or the new one."""
+    aside = path.with_suffix(".tmp")
+    with naming(path):
+        aside.write_text(text, encoding="utf-8")
+        flush(aside)
+        aside.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file that could not be written; of a full disk the system says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror}; make room, then go on", str(path)) from None
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON values with a digest of themselves, so that a single changed bit shows."""
+    return {**values, "seal": _seal(values)}
+
+
+def seal_holds(values: dict[str, Any]) -> bool:
+    return values.get("seal") == _seal({key: value for key, value in values.items() if key != "seal"})
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:

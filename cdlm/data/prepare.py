@@ -340,16 +340,21 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
     lock = os.open(partial, os.O_RDONLY)
     try:
         take(lock, f"another run is writing {out}; wait for it, or choose another --out")
+        if old.exists() and not out.exists():  # a run died between the two renames below
+            old.rename(out)
+            _check_free(out, overwrite)
         for left in partial.iterdir():
             left.unlink()
         try:
             yield partial
             for path in partial.iterdir():
                 flush(path)
+            flush(partial)
             if out.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 out.rename(old)
             partial.rename(out)
+            flush(out.parent)
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

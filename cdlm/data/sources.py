@@ -224,6 +224,8 @@ class Reader:
                         yield from self._tar_rows(path, content)
                     elif content and member.name.endswith(_TEXT):
                         place = f"{member.name} in {path}"
+                        if member.size >= _ROW:
+                            raise SourceError(f"{place} is longer than {_ROW >> 20} MiB; break the document up")
                         yield self._decode(content.read(), place, 0)[0].strip(), place
             except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
                 raise _damaged(path, error) from None

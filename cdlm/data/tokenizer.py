@@ -53,11 +53,13 @@ class Tokenizer:
         try:
             text = path.read_text(encoding="utf-8")
             fields = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a {FILE}: {error}") from None
         if isinstance(fields, dict) and fields.get("format") == _OURS["format"]:
-            if fields.get("version", 0) > _OURS["version"]:
-                raise ValueError(f"{path} was written by a newer cdlm; upgrade")
+            if fields.get("version") != _OURS["version"]:
+                raise ValueError(
+                    f"{path} was written by a newer cdlm, or is damaged; upgrade, or run cdlm prepare again"
+                )
             return Tokenizer.load(BYTES)
         import tokenizers
 

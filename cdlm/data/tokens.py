@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -84,12 +84,13 @@ def read_meta(folder: str | Path) -> Meta:
             f"{folder} is not a folder of tokens: {META} is missing; make one with: cdlm prepare FILE --out data"
         )
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
         version = int(fields["version"])
         if version > FORMAT:
             raise TokenError(f"{path} was written by a newer cdlm (format {version}, this one reads {FORMAT}); upgrade")
         fields["splits"] = {name: Split(**split) for name, split in fields["splits"].items()}
         meta = Meta(**fields)
+        _check_fields(meta)
         if meta.dtype not in DTYPES or meta.vocab > 2 ** (8 * np.dtype(DTYPES[meta.dtype]).itemsize):
             raise TokenError(
                 f"{path} says dtype {meta.dtype!r}, which cannot hold a vocabulary of {meta.vocab} as "
@@ -97,9 +98,23 @@ def read_meta(folder: str | Path) -> Meta:
             )
     except TokenError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TokenError(f"{path} is damaged ({type(error).__name__}: {error}); run cdlm prepare again") from None
     return meta
+
+
+def _check_fields(meta: Meta) -> None:
+    """Counts are counts, and special ids are in the vocabulary: what is wrong here shows up far away otherwise."""
+    counts = {"vocab": meta.vocab, "eos": meta.eos, "bos": meta.bos, "length": meta.length}
+    for name, split in meta.splits.items():
+        counts |= {f"{name}.{count}": getattr(split, count) for count in ("documents", "tokens", "empty", "unused")}
+    for name, value in counts.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name} is {value!r}, not a count")
+    if max(meta.eos, meta.bos) >= meta.vocab or meta.length < 1:
+        raise ValueError(f"eos {meta.eos} and bos {meta.bos} are not in a vocabulary of {meta.vocab}, or length is 0")
+    if meta.packing not in get_args(Packing):
+        raise ValueError(f"packing is {meta.packing!r}, neither {' nor '.join(get_args(Packing))}")
 
 
 def open_tokens(folder: str | Path, split: SplitName = "train") -> "TokenFile":

@@ -5,6 +5,7 @@ Ours, and those of the public checkpoints of MDLM, UDLM, DUO and SDTT.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cdlm.files import read_object
+from cdlm.files import digest, read_object, seal_holds
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import Architecture
 from cdlm.process import SCHEDULES, Process, masked, uniform
@@ -72,6 +73,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
     """
     folder = newest(Path(folder))
     config = _read_config(folder)
+    _check_digests(folder)
     tensors = _read_tensors(folder)
     try:
         if config.get("format") == "cdlm":
@@ -143,9 +145,32 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    """The model folder meant: itself, or the newest checkpoint of a run."""
-    found = max((path for path in folder.glob("step-*") if (path / "state.json").is_file()), default=None)
-    return folder if found is None or (folder / "config.json").exists() else found
+    """The model folder meant: itself, or the newest checkpoint of a run, by its number and not by its clock."""
+    if (folder / "config.json").exists():
+        return folder
+    names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*"))
+    found = [(int(name[1]), path) for name, path in names if name and (path / "state.json").is_file()]
+    return max(found)[1] if found else folder
+
+
+def _check_digests(folder: Path) -> None:
+    """A checkpoint's state.json keeps a digest of every file of the model; other folders have none to compare."""
+    path = folder / "state.json"
+    if not path.is_file():
+        return
+    way = f"name an earlier checkpoint beside it, or, if you changed it yourself, a copy of {folder} without state.json"
+    try:
+        state = read_object(path)
+    except ValueError as error:
+        raise LayoutError(f"{error}; {way}") from None
+    if "seal" not in state:
+        return
+    if not seal_holds(state):
+        raise LayoutError(f"{path} is damaged (its digest differs); {way}")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        value = state.get("files", {}).get(name)
+        if value and (folder / name).is_file() and digest(folder / name) != value:
+            raise LayoutError(f"{folder / name} is damaged (its digest differs from that in state.json); {way}")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -167,6 +192,7 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
             f"written by a newer version (format {config['version']}, this one reads {FORMAT}); upgrade cdlm"
         )
     shape = Architecture(**config["architecture"])
+    _check_size(shape, config["vocab"], tensors)
     if config["process"] is None:
         return Denoiser(shape, vocab=config["vocab"])
     if "prior" not in tensors:
@@ -219,11 +245,25 @@ def _stripped(
     shape: Architecture, vocab: int, masks: bool, tensors: dict[str, torch.Tensor]
 ) -> tuple[Denoiser, dict[str, torch.Tensor]]:
     """The network, and its tensors without what we do not keep."""
+    _check_size(shape, vocab, tensors)
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     for name in (f"{PREFIX}output_layer.linear.weight", f"{PREFIX}output_layer.linear.bias"):
         if name in kept:
             kept[name] = kept[name][:vocab]
     return Denoiser(shape, masked(vocab) if masks else uniform(vocab)), kept
+
+
+def _check_size(shape: Architecture, vocab: int, tensors: dict[str, torch.Tensor]) -> None:
+    """A damaged config.json may describe a network far beyond its weights, and beyond memory: it is not even built."""
+    for name, value in {**vars(shape), "vocab": vocab}.items():
+        if name != "dropout" and type(value) not in (int, bool):
+            raise LayoutError(f"config.json says that {name} is {value!r}, which is no whole number")
+    least = shape.hidden * (12 * shape.hidden * shape.blocks + 2 * vocab + shape.absolute) + shape.cond
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if least > 4 * held + 1_000_000:
+        raise LayoutError(
+            f"config.json describes a network of {least:,} parameters or more, and model.safetensors holds {held:,}"
+        )
 
 
 def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:
@@ -235,6 +275,8 @@ def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:
         if tensors[name].shape != wanted[name].shape:
             have, want = tuple(tensors[name].shape), tuple(wanted[name].shape)
             raise LayoutError(f"tensor {name!r} has the shape {have}, but config.json implies {want}")
+        if not tensors[name].is_floating_point() or not bool(torch.isfinite(tensors[name]).all()):
+            raise LayoutError(f"tensor {name!r} holds numbers that are not finite weights; take an earlier checkpoint")
     for name in tensors:
         if name not in wanted:
             raise LayoutError(f"unknown tensor {name!r} in model.safetensors")

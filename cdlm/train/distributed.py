@@ -7,11 +7,14 @@ optimiser state. Either way `whole` gives ordinary tensors: a checkpoint does no
 import dataclasses
 import datetime
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cdlm.config import Parallel
@@ -19,6 +22,9 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.objective import Loss, Objective
 from cdlm.rng import Rng
 from cdlm.types import Tokens
+
+PATIENCE = datetime.timedelta(minutes=10)
+"""How long to wait for a process that does not answer; one that is dead is noticed at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +52,26 @@ def join(parallel: Parallel, device: torch.device) -> World:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=10))
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+            dist.init_process_group(backend, store=_own(store), rank=rank, world_size=size, timeout=PATIENCE)
+        except RuntimeError as error:
+            if not lost_contact(error):
+                raise
+            why = str(error).splitlines()[0][:200]
+            raise ConnectionError(f"the {size} processes of this run do not find each other ({why})") from None
     return World(dist.get_rank(), dist.get_world_size())
+
+
+def _own(store: dist.Store) -> dist.Store:
+    """A part of the store in which processes find each other, for this attempt alone.
+
+    On one node torchrun keeps a store over its restarts, and the addresses of the dead would mislead the living. Over
+    several nodes attempts are counted apart, so it must be told to make a new one (docs/reliability.md).
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        return store
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def leave(together: bool) -> None:
@@ -122,6 +146,11 @@ def whole(tensor: Tensor) -> Tensor:
     return full.detach().to("cpu", copy=True).contiguous()
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 @torch.no_grad()
 def restore(tensor: Tensor, value: Tensor) -> None:
     """Put a full tensor into one that may be sharded."""
@@ -145,3 +174,25 @@ def anyone(flag: bool, world: World, device: torch.device) -> bool:
     value = torch.tensor(float(flag), device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return bool(value.item())
+
+
+def first_tells(work: Callable[[], str | None], world: World) -> str | None:
+    """What the first process finds, told to all; its error too, so that none waits for an answer."""
+    if world.size == 1:
+        return work()
+    told: list[str | None] = [None, None]
+    if world.first:
+        try:
+            told[0] = work()
+        except (ValueError, OSError) as error:
+            told[1] = str(error)
+    dist.broadcast_object_list(told)
+    if told[1] is not None:
+        raise ValueError(told[1])
+    return told[0]
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an error means that another process is gone; gloo's are plain RuntimeErrors that name their source."""
+    words = str(error)
+    return isinstance(error, dist.DistError) or any(mark in words for mark in ("gloo", "NCCL", "peer"))

@@ -14,7 +14,17 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.objective import Objective
 from cdlm.rng import seeded
 from cdlm.schedules import scaled_decay
-from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
+from cdlm.train.distributed import (
+    World,
+    accumulating,
+    gather,
+    local,
+    loss_module,
+    restore,
+    settle,
+    shard_frozen,
+    whole,
+)
 from cdlm.types import Tokens
 
 Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
@@ -52,6 +62,21 @@ class Learner:
             for moment in moments
         }
         return state
+
+    def spoiled(self) -> list[str]:
+        """The tensors held by this process that are not finite numbers throughout, by part and name."""
+        parts = {"averaged": self.average, "online": self.denoiser, "target": self.target}
+        held = {
+            f"{part} {name}": tensor
+            for part, network in parts.items()
+            if network is not None
+            for name, tensor in network.state_dict().items()
+        }
+        for name, parameter in self.denoiser.named_parameters():
+            moments = self.optimizer.state[parameter].items()
+            held |= {f"optimiser {name}.{moment}": value for moment, value in moments if moment != "step"}
+        finite = torch.stack([torch.isfinite(local(tensor)).all() for tensor in held.values()]).tolist()
+        return [name for name, fine in zip(held, finite, strict=True) if not fine]
 
     def restore(self, step: int, state: dict[str, dict[str, Tensor]]) -> None:
         """Go back to a saved state, after `step` steps."""

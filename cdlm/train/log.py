@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cdlm.config import RunConfig, to_json
+from cdlm.files import naming, write_whole
 from cdlm.train.distributed import mean
 from cdlm.train.learner import Learner, learning_rate
 
@@ -57,13 +58,13 @@ def open_log(config: RunConfig, from_step: int) -> Sink:
     path = config.out / "metrics.jsonl"
     if path.is_file():
         kept = [line for line in read_metrics(config.out) if line["step"] <= from_step]
-        aside = path.with_suffix(".tmp")
-        aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        aside.replace(path)
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+    else:
+        path.touch()
     sinks = [{"tensorboard": _tensorboard, "wandb": _wandb}[name](config, from_step) for name in config.track]
 
     def record(line: dict[str, Any]) -> None:
-        with path.open("a") as file:
+        with naming(path), path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         for sink in sinks:
             sink(line)
@@ -72,17 +73,24 @@ def open_log(config: RunConfig, from_step: int) -> Sink:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics; a last line cut short by a crash is passed over."""
+    """The lines of a run's metrics; a last line cut short by a crash is passed over, and others too, with a word."""
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{run} has no metrics.jsonl; is it the folder of a run?")
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
-    return lines
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [(number, _line(text)) for number, text in enumerate(texts, 1)]
+    lost = [str(number) for number, line in found if line is None and number < len(texts)]
+    if lost:
+        print(f"{path}: damaged and left out: line {', '.join(lost[:5])}{' ...' * (len(lost) > 5)}", flush=True)
+    return [line for _, line in found if line is not None]
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import signal
@@ -19,7 +20,7 @@ from cdlm.config import RunConfig, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import pick_device, weight_dtype
-from cdlm.files import alone_in, read_object
+from cdlm.files import alone_in, flush, read_object, write_whole
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import describe, load, newest
@@ -27,8 +28,8 @@ from cdlm.objective import Objective
 from cdlm.process import SCHEDULES
 from cdlm.schedules import scaled_decay
 from cdlm.train import checkpoint
-from cdlm.train.distributed import World, anyone, join, leave
-from cdlm.train.learner import learner, take_step
+from cdlm.train.distributed import World, anyone, first_tells, join, leave, lost_contact
+from cdlm.train.learner import Learner, learner, take_step
 from cdlm.train.log import console_line, open_log, summarise
 from cdlm.train.validation import report, validate
 from cdlm.types import Tokens
@@ -47,6 +48,11 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
     device = pick_device(config.device)
     world = join(config.parallel, device)
+    with _explained(config, world), contextlib.ExitStack() as held:
+        return _train(config, resume, device, world, held)
+
+
+def _train(config: RunConfig, resume: Resume, device: torch.device, world: World, held: contextlib.ExitStack) -> Path:
     if config.batch % (world.size * config.accumulate):
         raise ValueError(
             f"--batch {config.batch} does not divide among {world.size} processes x {config.accumulate} micro-batches"
@@ -56,7 +62,15 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     for split in (data, valid):
         split.blocks(config.length)  # too little data is found now, not at the first validation
     corpus = {"sha256": data.meta.splits["train"].sha256, "vocab": data.meta.vocab}
-    last = _last_checkpoint(config, resume, corpus)
+
+    def choose() -> str | None:
+        config.out.mkdir(parents=True, exist_ok=True)
+        held.enter_context(alone_in(config.out))  # before anything is read: another run may be removing it
+        found = _to_resume(config, resume)
+        return None if found is None else str(found)
+
+    path = first_tells(choose, world)
+    last = None if path is None else _read_last(Path(path), config, resume, corpus)
     network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
     state = learner(config, network, objective, world)
     first, best = 0, None
@@ -72,6 +86,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     def save(step: int) -> None:
         tensors = state.state()
         if world.first:
+            flush(config.out / "metrics.jsonl")  # the lines before a checkpoint are as safe as it is
             tokenizer = config.data / "tokenizer.json"
             about = {"length": config.length, "posterior": method.posterior, "framed": data.meta.packing == "wrapped"}
             how = {"method": config.method, "steps": step, "batch": config.batch, "length": config.length, "from": base}
@@ -81,19 +96,17 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
 
     recent: list[dict[str, Tensor]] = []
     regular = False
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as inner:
         record = None
         if world.first:
-            config.out.mkdir(parents=True, exist_ok=True)
-            held.enter_context(alone_in(config.out))
-            _write_json(config.out / "run.json", to_json(config))
+            write_whole(config.out / "run.json", json.dumps(to_json(config), indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
             record = open_log(config, first)
             if first:
                 done_already = "this run is complete; nothing to do" if first >= config.steps else ""
                 print(done_already or f"resuming after step {first:,}", flush=True)
-        held.callback(lambda: leave(together=regular))
-        asked_to_stop = held.enter_context(_signals())
+        inner.callback(lambda: leave(together=regular))
+        asked_to_stop = inner.enter_context(_signals())
         clock, done = time.perf_counter(), first
         for step in range(first, config.steps):
             recent.append(take_step(state, batches, step))
@@ -104,6 +117,8 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
             save_now = n % config.save_every == 0 or ended or stopping
             if log_now or valid_now or save_now or device.type == "cpu":
                 _check_finite(recent, step, config, device, world)
+            if valid_now or save_now:
+                _check_weights(state, n, config, device)
             if log_now:
                 speed = (n - done) * config.batch * config.length / (time.perf_counter() - clock)
                 line = summarise(state, recent, step, speed)
@@ -199,14 +214,16 @@ def announce(
         print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
 
 
-def _last_checkpoint(config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint | None:
-    """The checkpoint to go on from, if any; a run is never overwritten, nor continued as something else."""
-    path = checkpoint.latest(config.out)
-    if path is None:
-        return None
-    if resume == "no":
+def _to_resume(config: RunConfig, resume: Resume) -> Path | None:
+    """The checkpoint to go on from, if any; a run is never overwritten."""
+    if resume == "no" and checkpoint.latest(config.out) is not None:
         raise ValueError(f"{config.out} already holds a run; continue it with --resume auto, or choose another --out")
-    found = checkpoint.read(path)
+    return checkpoint.last_good(config.out)
+
+
+def _read_last(path: Path, config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint:
+    """Read what the first process has found good; a run is not continued as something else."""
+    found = checkpoint.read(path, check=False)
     before, now = found.run_config, to_json(config)
     changed = [
         f"{key}: {before.get(key)} -> {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
@@ -223,7 +240,10 @@ def _last_checkpoint(config: RunConfig, resume: Resume, corpus: dict[str, Any]) 
 
 def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Objective, config: RunConfig) -> None:
     """Even a forced resume needs the same network, and a target where the method has one."""
-    ours, theirs = _comparable(describe(network)), _comparable(last.model_config)
+    try:
+        ours, theirs = _comparable(describe(network)), _comparable(last.model_config)
+    except (KeyError, AttributeError) as error:
+        raise ValueError(f"the config.json of the checkpoint in {config.out} is damaged ({error!r})") from None
     if ours != theirs:
         differ = "; ".join(f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key))
         raise ValueError(f"the checkpoint in {config.out} is of another network ({differ}); start a new --out instead")
@@ -274,9 +294,41 @@ def _check_finite(
         if wrong:
             first, names = step - len(recent) + 1 + back, wrong
             break
-    last = checkpoint.latest(config.out)
-    good = f"the last good checkpoint is {last}" if last else "no checkpoint was written yet"
-    raise FloatingPointError(f"not a finite number at step {first + 1}: {', '.join(names)}; {good}; try a lower --lr")
+    raise FloatingPointError(
+        f"not a finite number at step {first + 1}: {', '.join(names)}; {checkpoint.standing(config.out)}; "
+        "try a lower --lr"
+    )
+
+
+def _check_weights(state: Learner, done: int, config: RunConfig, device: torch.device) -> None:
+    """Loss and gradient may be finite and the weights that they led to not: those are neither judged nor saved."""
+    wrong = state.spoiled()
+    if not anyone(bool(wrong), state.world, device):
+        return
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    raise FloatingPointError(
+        f"not a finite number after step {done}: {', '.join(wrong[:3]) or 'weights of another process'}{more}; "
+        f"{checkpoint.standing(config.out)}; try a lower --lr"
+    )
+
+
+@contextlib.contextmanager
+def _explained(config: RunConfig, world: World) -> Iterator[None]:
+    """Say in words what torch says in a stack trace: no memory left, or a process that is gone."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            advice = "use a smaller --batch, or a larger --accumulate, which splits it"
+            reason = f"the run needs more memory than there is; {advice}; {checkpoint.standing(config.out)}"
+            raise OSError(errno.ENOMEM, reason) from None
+        if world.size > 1 and lost_contact(error):
+            raise ConnectionError(
+                f"process {world.rank} of {world.size} stops: another process died or no longer answers "
+                f"({str(error).splitlines()[0][:200]}); {checkpoint.standing(config.out)}; "
+                "see the first error above, then go on with --resume auto"
+            ) from None
+        raise
 
 
 @contextlib.contextmanager
@@ -298,9 +350,3 @@ def _signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(values, indent=1) + "\n")
-    aside.replace(path)

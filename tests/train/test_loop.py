@@ -155,11 +155,11 @@ def test_damaged_checkpoints_are_named(part: str, recipe) -> None:
     last = train(config)
     data = (last / f"{part}.safetensors").read_bytes()
     (last / f"{part}.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(LayoutError, match=rf"{part}\.safetensors is damaged.*remove the folder"):
-        train(config, "auto")
+    with pytest.raises(LayoutError, match=rf"{part}\.safetensors is damaged"):
+        checkpoint.read(last)
     (last / f"{part}.safetensors").unlink()
     with pytest.raises(LayoutError, match=rf"{part}\.safetensors is missing"):
-        train(config, "auto")
+        checkpoint.read(last)
 
 
 def test_init_from_must_fit(recipe, tmp_path: Path) -> None:
