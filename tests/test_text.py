@@ -204,7 +204,7 @@ def test_a_masked_model_needs_no_clamp() -> None:
 
 
 def test_more_than_the_model_knows_is_refused_and_block_named() -> None:
-    with pytest.raises(ValueError, match=r"50 tokens are more than the 32 .* block 16"):
+    with pytest.raises(ValueError, match=r"50 tokens are more than the 32 .* --block 16"):
         small("masked").sample(length=50)
 
 

@@ -67,7 +67,7 @@ def test_stars_follow_the_length_the_people_or_the_user(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cdlm eval MODEL\.\.\. --out"):
+    with pytest.raises(ValueError, match=r"cdlm eval MODEL\.\.\. --judge JUDGE --out"):
         write_report(ReportConfig((tmp_path / "nowhere",), tmp_path / "report"), QUIET)
     with pytest.raises(ValueError, match="no finished cell"):
         write_report(ReportConfig((folder(tmp_path, []),), tmp_path / "report"), QUIET)
