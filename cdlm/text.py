@@ -323,6 +323,12 @@ def load(
     return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, **about)
 
 
+def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
+    words = (word.partition("=") for word in models)
+    return [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
+
+
 def sampling_of(how: dict[str, Any]) -> Sampling:
     """Settings given as keywords; an unknown one is named together with those there are."""
     known = [field.name for field in dataclasses.fields(Sampling)]

@@ -14,7 +14,7 @@ from cdlm.sample.confidence import Confidence
 from cdlm.sample.correct import Kind
 from cdlm.sample.grid import Tail
 from cdlm.sample.order import Order
-from cdlm.text import Model
+from cdlm.text import Model, labelled
 
 Task = Literal["unconditional", "conditional", "likelihood", "consistency"]
 PAPER, ROBUST = 32, 256
@@ -129,12 +129,7 @@ class EvalConfig:
         return [Set.parse(word) for word in self.texts]
 
     def sources(self) -> list[tuple[str, str]]:
-        """Labels and models."""
-        found = []
-        for word in self.models:
-            label, equals, source = word.partition("=")
-            found.append((label, source) if equals else (Path(word).name, word))
-        return found
+        return labelled(self.models)
 
 
 @dataclasses.dataclass(frozen=True)

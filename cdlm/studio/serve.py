@@ -10,7 +10,7 @@ from typing import Literal
 from rich.console import Console
 
 from cdlm.devices import Device, Dtype
-from cdlm.text import load
+from cdlm.text import labelled, load
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
 
@@ -61,12 +61,7 @@ class StudioConfig:
                 raise ValueError(f"there is no folder {folder}; --results takes what cdlm eval --out has written")
 
     def sources(self) -> list[tuple[str, str]]:
-        """Labels and models."""
-        found = []
-        for word in self.models:
-            label, equals, source = word.partition("=")
-            found.append((label, source) if equals else (Path(word).name, word))
-        return found
+        return labelled(self.models)
 
 
 def serve(config: StudioConfig, console: Console) -> None:
