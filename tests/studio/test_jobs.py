@@ -27,6 +27,17 @@ async def everything(job: jobs.Job) -> list[Any]:
     return [item async for item in job.items() if item is not None]
 
 
+def gate() -> tuple[threading.Event, Callable[[], Iterator[int]]]:
+    """Work that waits until it is released."""
+    release = threading.Event()
+
+    def slow() -> Iterator[int]:
+        release.wait(5)
+        yield 1
+
+    return release, slow
+
+
 def test_jobs_take_turns() -> None:
     order: list[str] = []
     begun = threading.Event()
@@ -49,11 +60,7 @@ def test_jobs_take_turns() -> None:
 
 
 def test_the_next_is_refused_and_positions_are_told() -> None:
-    release = threading.Event()
-
-    def slow() -> Iterator[int]:
-        release.wait(5)
-        yield 1
+    release, slow = gate()
 
     async def scene(desk: Desk) -> None:
         first, _ = desk.submit(slow)
@@ -98,11 +105,7 @@ def test_cancelled_work_stops_before_its_next_item() -> None:
 
 
 def test_a_job_that_waits_can_be_cancelled() -> None:
-    release = threading.Event()
-
-    def slow() -> Iterator[int]:
-        release.wait(5)
-        yield 1
+    release, slow = gate()
 
     async def scene(desk: Desk) -> None:
         first, _ = desk.submit(slow)
