@@ -40,23 +40,25 @@ def gate() -> tuple[threading.Event, Callable[[], Iterator[int]]]:
 
 def test_jobs_take_turns() -> None:
     order: list[str] = []
-    begun = threading.Event()
+    release, slow = gate()
 
     def work(name: str) -> Iterator[int]:
-        begun.wait(5)
         for number in range(5):
             order.append(name)
             yield number
 
     async def scene(desk: Desk) -> None:
-        both = [desk.submit(lambda name=name: work(name))[0] for name in "ab"]
-        await asyncio.sleep(0.05)
-        begun.set()
-        assert [await everything(job) for job in both] == [list(range(5))] * 2
-        assert desk.counts == (0, 0)
+        first, _ = desk.submit(slow)
+        while desk.counts != (1, 0):
+            await asyncio.sleep(0.01)
+        both = [desk.submit(lambda name=name: work(name))[0] for name in "ab"]  # both wait until the first is released
+        release.set()
+        assert [await everything(job) for job in (first, *both)] == [[1], list(range(5)), list(range(5))]
+        while desk.counts != (0, 0):
+            await asyncio.sleep(0.01)
 
-    run(scene, at_once=2)
-    assert "".join(order)[:8] in ("abababab", "babababa")
+    run(scene, at_once=3)
+    assert "".join(order) == "ab" * 5
 
 
 def test_the_next_is_refused_and_positions_are_told() -> None:
