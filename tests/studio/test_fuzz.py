@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,5 +27,8 @@ def test_the_service_keeps_what_its_description_promises(tmp_path: Path) -> None
         words += ["--exclude-checks", "positive_data_acceptance"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=200, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-6000:]
+        until = time.monotonic() + 10
+        while get(f"{url}health")["running"] and time.monotonic() < until:
+            time.sleep(0.1)
         assert get(f"{url}health")["running"] == 0
         assert process.poll() is None

@@ -169,7 +169,10 @@ def test_cancelling_stops_the_work(page: Any, address: str) -> None:
     playwright.expect(page.locator("#cancel")).to_be_enabled()
     page.click("#cancel")
     playwright.expect(page.locator("#generate")).to_be_enabled()
-    page.wait_for_timeout(500)
+    for _ in range(50):
+        if not get(f"{address}health")["running"]:
+            break
+        page.wait_for_timeout(100)
     assert get(f"{address}health")["running"] == 0
 
 
