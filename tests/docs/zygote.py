@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 CLIENT = """\
 import json, os, signal, socket, sys
 
@@ -83,6 +85,7 @@ def child(request: list, streams: list[int]) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(1)  # the pool of threads did not survive the fork: make it anew before two threads ask for it
     status = 0
     try:
         run(words)
@@ -105,7 +108,6 @@ def serve(path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot
     import tokenizers
-    import torch
     import tyro
 
     import cdlm.cli
