@@ -20,7 +20,7 @@ from cdlm.model import Denoiser
 from cdlm.objective.coupling import Rollout
 from cdlm.objective.divergence import rate_kl
 from cdlm.objective.fused import GPU_CHUNK
-from cdlm.objective.target import Network
+from cdlm.objective.target import Network, Revealed
 from cdlm.process import SCHEDULES, Process
 from cdlm.rng import seeded
 
@@ -172,6 +172,8 @@ def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
         noisy, later = 1.0, 0.0
         if process is not None:
             noisy = float((1 - process.noise.alpha(t)).mean()) if masks else 1.0
+        if isinstance(term.target, Revealed) and process is not None:
+            noisy = float((process.noise.alpha(s) - process.noise.alpha(t)).mean())
         if isinstance(term.target, Network) and process is not None:
             live = float((s > 0).double().mean())
             later = float((1 - process.noise.alpha(s)).mean()) if masks else live

@@ -11,17 +11,21 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cdlm.objective.consistency import Objective, Term
-from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
+from cdlm.objective.coupling import Bridge, Ordered, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.objective.divergence import FLOOR, divergence, kl, rate_kl, reverse_kl
-from cdlm.objective.target import Data, Network
+from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Gaussian, Process, masked, uniform
+from cdlm.sample.order import Order
 from cdlm.sample.passes import Posterior
-from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, stairs
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, number, stairs
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
 ConsistencyDivergence = Literal["jsd", "kl", "reverse_kl", "tv"]
+Revealing = Literal["same", "kl"]
+Weight = Literal["step", "noise", "unit"]
+WEIGHTS = {"step": inverse_step, "noise": inverse_noise, "unit": unit}
 
 
 def ar(process: None = None, total: int = PAPER_STEPS // 2) -> Objective:
@@ -44,7 +48,7 @@ def duo(
     curriculum: float = 0.5,
 ) -> Objective:
     """DUO: UDLM after a curriculum of relaxed inputs in the first part of the run."""
-    gaussian = Gaussian(process.vocab, gamma_min, gamma_max)
+    gaussian = _gaussian(process, gamma_min, gamma_max)
     if not 0 <= curriculum <= 1:
         raise ValueError(f"the curriculum is a share of the run, from 0 to 1; got {curriculum}")
     first = Schedule(((0.0, 1.0), (curriculum, 0.0)), jumps=True) if curriculum else constant(0.0)
@@ -68,16 +72,31 @@ def mcdlm(
     additive: bool = False,
     anneal: float = 0.0,
     lam: float = 0.999,
+    revealed: Revealing = "same",
+    weight: Weight = "step",
+    order: Order = "random",
+    sharpen: float = 1.0,
 ) -> Objective:
     """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is.
 
-    Given `anneal`, kappa falls from 1 to its value over that share of the run.
+    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last four are not in the paper:
+    another divergence at positions that the hop reveals, another weight, hops along a reveal order, and a temperature
+    for the target.
     """
     if not 0 <= anneal <= 1:
         raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
-    weight = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
+    share = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
     times = step_scheduler(steps, low, high, overshoot)
-    return _cdlm(process, total, times, weight, Network(constant(lam)), divergence, floor, anchor, additive)
+    target = Network(constant(lam), temperature=sharpen)
+    found = _cdlm(process, total, times, share, target, divergence, floor, anchor, additive)
+    hops, data = found.terms
+    hops = dataclasses.replace(
+        hops,
+        coupling=_along(process, order, round(1 / high)),
+        weight=WEIGHTS[weight],
+        revealed=None if revealed == "same" else kl,
+    )
+    return dataclasses.replace(found, terms=(hops, data))
 
 
 def mcdlm_pplopt(
@@ -101,6 +120,9 @@ def mcdlm_pplopt(
 ) -> Objective:
     """MCDLM-PPLOptimized: MCDLM until `switch`, then shorter hops, a weaker anchor and hard copies of the target."""
 
+    if not 0 < switch < 1:
+        raise ValueError(f"switch is a share of the run between 0 and 1; got {switch}")
+
     def fade(start: float, end: float) -> Schedule:
         return linear((0.0, start), (switch, start), (1.0, end))
 
@@ -112,6 +134,20 @@ def mcdlm_pplopt(
         times = step_scheduler(steps, low, high, overshoot)
     target = Network(Schedule(((0.0, lam), (switch, 1.0)), jumps=True), copies, copy_from=switch)
     return _cdlm(process, total, times, fade(kappa, kappa_end), target, divergence, floor, anchor, additive)
+
+
+def few_step(
+    process: Process, total: int = PAPER_STEPS, *, steps: int = 8, most: int = 0, order: Order = "random"
+) -> Objective:
+    """The likelihood of a sampler itself: of `steps` hops (or of any number up to `most`) along a reveal order.
+
+    A hop draws the tokens that it reveals, each from its own law given x_t, so minus their log-probabilities, summed
+    over the hops, are minus the log-likelihood of the text. In the limit of many steps it is MDLM.
+    """
+    if steps < 1 or (most and most < steps):
+        raise ValueError(f"a sampler has at least one step, and `most` is not below `steps`; got {steps} and {most}")
+    times = Times(constant(1 / (most or steps)), constant(1 / steps), whole=True)
+    return Objective((Term("hop", times, _along(process, order, steps), Revealed(), kl, inverse_step),), total)
 
 
 def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
@@ -133,17 +169,35 @@ def duo_dcd(
 ) -> Objective:
     """DUO+DCD: hops between two argmaxes of one Gaussian (Prop. D.5); rounds as in SDTT."""
     hops = _doubling(smallest, rounds)
-    coupling = SharedNoise(process, Gaussian(process.vocab, gamma_min, gamma_max))
+    coupling = SharedNoise(process, _gaussian(process, gamma_min, gamma_max))
     teacher = Network(constant(1.0), copies=rounds)
     times = Times(hops, hops, overshoot="shift")
     return Objective((Term("distillation", times, coupling, teacher, reverse_kl, unit),), total)
+
+
+def _gaussian(process: Process, gamma_min: float, gamma_max: float) -> Gaussian:
+    if not gamma_min < gamma_max:
+        raise ValueError(f"noise grows from gamma_min to gamma_max, a larger one; got {gamma_min} and {gamma_max}")
+    return Gaussian(process.vocab, gamma_min, gamma_max)
 
 
 def _doubling(smallest: float, rounds: int) -> Schedule:
     """A step size that doubles from round to round."""
     if rounds < 1:
         raise ValueError(f"a distillation has at least one round; got {rounds}")
+    if not 0 < smallest * 2 ** (rounds - 1) <= 1:
+        raise ValueError(
+            f"hops double from `smallest` over the rounds and end at 1 or below; got smallest={number(smallest)} and "
+            f"rounds={rounds}, so at most {1 + math.floor(-math.log2(smallest)) if 0 < smallest <= 1 else 0} rounds"
+        )
     return stairs(*(smallest * 2**k for k in range(rounds)))
+
+
+def _along(process: Process, order: Order, steps: int) -> Bridge | Ordered:
+    """The bridge, in the order that a sampler of so many steps reveals masks in."""
+    if order != "random" and process.name != "masked":
+        raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
+    return Bridge(process) if order == "random" else Ordered(process, order, steps)
 
 
 def _nelbo(process: Process) -> Term:
@@ -242,6 +296,7 @@ METHODS: dict[str, Method] = {
     "mdlm": Method("MDLM", mdlm, "masked"),
     "mcdlm": Method("MCDLM", mcdlm, "masked"),
     "mcdlm-pplopt": Method("MCDLM-PPLOptimized", mcdlm_pplopt, "masked"),
+    "few-step": Method("Few-step", few_step, "masked"),
     "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
     "udlm": Method("UDLM", mdlm, "uniform", time_conditioning=True),
     "duo": Method("DUO", duo, "uniform", time_conditioning=True, duality=True),

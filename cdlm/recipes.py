@@ -89,6 +89,7 @@ RECIPES: dict[str, Recipe] = {
     "udlm": paper("udlm", "Table 2, UDLM"),
     "duo": paper("duo", "Table 2, DUO: half curriculum, half plain"),
     "ucdlm": paper("ucdlm", "Table 2, UCDLM (its greedy row is a matter of sampling)"),
+    "few-step": paper("few-step", "not in the paper: the likelihood of a sampler of 8 steps"),
     "mdlm-100k": paper("mdlm-100k", "the base of MDLM+SDTT", method="mdlm", **BASE),
     "sdtt": paper("sdtt", "Table 1, MDLM+SDTT", base="mdlm-100k", **SDTT),
     "mcdlm-100k": paper("mcdlm-100k", "the base of MCDLM+SDTT", method="mcdlm", **BASE),

@@ -1,5 +1,7 @@
 """What the studies share: a row is trained, writes, and is read; then its weights may go.
 
+Rows that others need (a judge, a base to start from) only train, and their weights stay.
+
 Every row has a folder of its own under --out with run.json, metrics.jsonl, results.jsonl and samples/. A row that is
 finished is not computed again, so a study that was stopped goes on; and several processes may share a GPU, each with
 other rows.
@@ -36,9 +38,19 @@ class Row:
     recipe: str
     base: str | None = None
     """The recipe of the first two thirds of the run, where this one is the last third."""
+    start: str | None = None
+    """A kept row that this one starts from."""
+    share: float = 1.0
+    """Of the steps of the recipe."""
+    data: str | None = None
+    """A folder of tokens in --scratch, in place of --data."""
+    kept: bool = False
+    """Only train, and keep the weights for others."""
     method: str | None = None
     """Another choice of the recipe's method, such as mcdlm:anchor=jsd."""
     seed: int = 0
+    network: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Changes of the recipe's network."""
     tasks: tuple[dict[str, Any], ...] = ()
     """Grids for `evaluate`."""
 
@@ -113,7 +125,9 @@ def finish(name: str, row: Row, place: Place) -> None:
 
 def trained(name: str, row: Row, place: Place) -> Path:
     """The run of a row; two stages have two thirds and one third of the steps."""
-    config = settings(row, place, place.scratch / name)
+    config = settings(row, place, place.scratch / name, row.share)
+    if row.start:
+        config = dataclasses.replace(config, init_from=wait_for(place.scratch / row.start))
     if row.base:
         first = dataclasses.replace(row, recipe=row.base, base=None, method=None)
         base = settings(first, place, place.scratch / f"{name}-base", share=2 / 3)
@@ -126,9 +140,15 @@ def trained(name: str, row: Row, place: Place) -> Path:
 def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> RunConfig:
     """A recipe, in its proportion of the study's steps: decays and schedules keep their share of the run."""
     config = RECIPES[row.recipe].config
+    config = dataclasses.replace(config, network=dataclasses.replace(config.network, **row.network))
     steps = max(1, round(config.steps * share * place.steps / FULL))
     changes: dict[str, Any] = {"steps": steps, "reference": round(config.reference * share), "seed": row.seed}
-    changes |= {"data": place.data, "out": out, "device": place.device, "method": row.method or config.method}
+    changes |= {
+        "data": place.scratch / row.data if row.data else place.data,
+        "out": out,
+        "device": place.device,
+        "method": row.method or config.method,
+    }
     changes |= {"valid_every": 0, "samples": 0, "save_every": steps, "keep": 1, "log_every": 50}
     if place.small:
         network = dataclasses.replace(config.network, hidden=64, blocks=2, heads=2, cond=32)
@@ -143,27 +163,26 @@ def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> RunConfig
     return dataclasses.replace(config, **changes)
 
 
-def wait_for(judge: Path, minutes: float = 15) -> Path:
-    """The judge, which another process may still be training."""
+def wait_for(run: Path, minutes: float = 15) -> Path:
+    """A judge or a base, which another process may still be training."""
     until = time.monotonic() + 60 * minutes
-    while not (judge / DONE).is_file():
-        if not judge.is_dir() or time.monotonic() > until:
-            raise SystemExit(f"there is no judge in {judge} yet: run --rows judge first, or give --judge")
+    while not (run / DONE).is_file():
+        if not run.is_dir() or time.monotonic() > until:
+            other = ", or give --judge" if run.name == "judge" else ""
+            raise SystemExit(f"there is no {run.name} in {run} yet: run --rows {run.name} first{other}")
         time.sleep(1)
-    return judge
+    return run
 
 
-def train_judge(row: Row, place: Place) -> None:
-    """The in-domain judge stays, for all rows."""
-    if not (place.judge / DONE).is_file():
-        train(settings(row, place, place.judge), "auto")
-        (place.judge / DONE).write_text("{}\n")
+def keep(name: str, row: Row, place: Place) -> None:
+    """Train a row whose weights stay."""
+    out = place.judge if name == "judge" else place.scratch / name
+    if not (out / DONE).is_file():
+        train(settings(row, place, out, row.share), "auto")
+        (out / DONE).write_text("{}\n")
 
 
 def study(rows: dict[str, Row], asked: Sequence[str], place: Place) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for name in asked:
-            if name == "judge":
-                train_judge(rows[name], place)
-            else:
-                finish(name, rows[name], place)
+            (keep if rows[name].kept else finish)(name, rows[name], place)

@@ -17,6 +17,7 @@ from cdlm.objective import (
     Network,
     Objective,
     Relaxed,
+    Revealed,
     Rollout,
     SharedNoise,
     TeacherForced,
@@ -42,7 +43,7 @@ def at_home(name: str, **choices) -> Objective:
 def differences(one: Objective, two: Objective) -> set[str]:
     """Which fields of which terms differ."""
     assert [term.name for term in one.terms] == [term.name for term in two.terms]
-    fields = ("times", "coupling", "target", "divergence", "weight", "share")
+    fields = ("times", "coupling", "target", "divergence", "weight", "share", "revealed")
     return {
         f"{a.name}.{field}"
         for a, b in zip(one.terms, two.terms, strict=True)
@@ -60,6 +61,7 @@ TABLE = {
     "mcdlm": {"consistency": (Bridge, Network, jsd, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
     "mcdlm-pplopt": {"consistency": (Bridge, Network, jsd, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
     "ucdlm": {"consistency": (Bridge, Network, jsd, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
+    "few-step": {"hop": (Bridge, Revealed, kl, inverse_step)},
     "sdtt": {"distillation": (Rollout, Network, reverse_kl, unit)},
     "duo-dcd": {"distillation": (SharedNoise, Network, reverse_kl, unit)},
 }
@@ -81,7 +83,7 @@ def test_ingredients(name):
 @pytest.mark.parametrize(
     ("name", "steps"),
     [("ar", 75_000), ("sdtt", 50_000), ("duo-dcd", 50_000)]
-    + [(name, 150_000) for name in ("mdlm", "udlm", "duo", "mcdlm", "mcdlm-pplopt", "ucdlm")],
+    + [(name, 150_000) for name in ("mdlm", "udlm", "duo", "mcdlm", "mcdlm-pplopt", "ucdlm", "few-step")],
 )
 def test_length_of_the_papers_runs(name, steps):
     assert at_home(name).total == steps

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.tokens import open_tokens
+from cdlm.eval.grid import EvalConfig
 from cdlm.eval.results import read_rows
+from cdlm.methods import parse_method
+from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
-from studies import anchor, main_table
+from studies import ablations, anchor, main_table, search
 from studies.rows import FULL, Place, Row, settings
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +71,41 @@ def test_second_opinion_needs_texts(tmp_path: Path) -> None:
     done = run("second_opinion", tmp_path, "--judge", "smollm2", "--steps", 8)
     assert done.returncode == 2
     assert "holds no such texts" in done.stderr
+
+
+def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Path, tmp_path: Path) -> None:
+    where = ["--data", corpus / "tokens", "--texts", corpus, "--out", tmp_path / "out", "--scratch", tmp_path / "w"]
+    small = ["--small", "--steps", 6, "--num", 4, "--device", "cpu"]
+    early = run("search", *where, *small, "--rows", "rollouts")
+    assert "run --rows base first" in early.stderr
+    done = run("search", *where, *small, "--rows", "judge", "base", "few-step-spread", "rollouts")
+    assert done.returncode == 0, done.stderr
+    for name, method in (("few-step-spread", "few-step:most=32,order=bit-reversed"), ("rollouts", "mdlm")):
+        rows = read_rows(tmp_path / "out" / name)
+        assert rows[0]["trained"]["method"] == method
+        assert (rows[0]["trained"]["steps"], rows[0]["trained"]["from"]["steps"]) == (2, 4)
+    (bound, *_) = read_rows(tmp_path / "out" / "few-step-spread")
+    assert [(one["steps"], one["order"]) for one in bound["samplers"]] == [
+        (steps, order) for order in ("random", "dilated", "bit-reversed") for steps in (8, 32)
+    ]
+    tokens = open_tokens(tmp_path / "w" / "written")
+    assert tokens.blocks() == 32
+    page = write_report(ReportConfig(tuple((tmp_path / "out").iterdir()), out=tmp_path / "report")).read_text()
+    assert "Likelihood in few steps" in page
+    assert "few-step-spread (dilated)" in page
+
+
+def test_labels_methods_and_tasks_of_all_rows(corpus: Path) -> None:
+    """A label stands before an equals sign on the command line; methods and tasks must parse."""
+    for table in (main_table, anchor, ablations, search):
+        rows = table.rows(corpus)
+        for row in rows.values():
+            assert "=" not in row.label
+            assert row.start is None or rows[row.start].kept
+            parse_method(row.method or RECIPES[row.recipe].config.method)
+            for task in row.tasks:
+                judge = () if task.get("tasks") == ("likelihood",) else ("judge",)
+                EvalConfig(("model",), **{"judge": judge, **task})
 
 
 @pytest.mark.parametrize("rows", [main_table.rows(Path()), anchor.rows(Path())], ids=["main table", "anchor"])

@@ -44,10 +44,12 @@ def resamples(n: int, seed: int = 0, times: int = RESAMPLES) -> Int[Tensor, "tim
 
 
 def interval(value: float, draws: Float[Tensor, "times"]) -> Interval:
-    """The percentiles of the resamples; draws that are not finite (a curve that is never crossed) are left out."""
-    draws = draws[draws.isfinite()]
+    """The percentiles of the resamples. A draw that is NaN is left out; one may be infinite (a curve that is never
+    crossed), and then so may be an end of the interval."""
+    draws = draws[~draws.isnan()]
     if not len(draws):
         return Interval(value, math.nan, math.nan)
     edges = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=draws.dtype)
-    low, high = draws.quantile(edges).tolist()
+    between = "linear" if bool(draws.isfinite().all()) else "nearest"
+    low, high = draws.quantile(edges, interpolation=between).tolist()
     return Interval(value, low, high)

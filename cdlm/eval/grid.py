@@ -54,6 +54,14 @@ class EvalConfig:
     """One more evaluation after the steps; argmax is the greedy sampler of DUO+DCD and UCDLM."""
     corrector: tuple[Literal["none", Kind], ...] = ("none",)
     """Take tokens back on the way."""
+    eta: tuple[float, ...] = ()
+    """How strongly the correctors act; several to compare. [0.05]"""
+    grid: tuple[str, ...] = ("uniform",)
+    """Where the steps lie: uniform, cosine."""
+    guidance: tuple[float, ...] = (0.0,)
+    """Sharpen relative to what the model says of a blank text, each with every temperature and top-p."""
+    cool: tuple[float, ...] = ()
+    """Temperatures at the end of a text, each instead of a constant one. [none]"""
     temperature: tuple[float, ...] = (1.0,)
     """Temperatures to try, each at top-p 1."""
     top_p: tuple[float, ...] = ()
@@ -86,7 +94,7 @@ class EvalConfig:
                 raise ValueError(f"--{name} must be at least 1; got {value}")
         if self.protocol == "paper" and self.num not in (None, PAPER):
             raise ValueError(f"the paper's protocol has {PAPER} texts; for {self.num} use --protocol robust")
-        for name in ("steps", "precision", "order", "tail", "corrector", "temperature"):
+        for name in ("steps", "precision", "order", "tail", "corrector", "grid", "guidance", "temperature"):
             if not getattr(self, name):
                 raise ValueError(f"--{name} needs at least one value")
         for task in self.tasks:
@@ -170,7 +178,7 @@ def describe(how: Sampling) -> list[str]:
     """Settings in words: the steps, the precision, and whatever is not the default."""
     words = [f"{how.steps} steps"] if how.steps else []
     words.append(how.precision)
-    for name in ("order", "tail", "corrector", "temperature", "top_p"):
+    for name in ("order", "tail", "corrector", "eta", "grid", "guidance", "cool", "temperature", "top_p"):
         if getattr(how, name) != getattr(Sampling, name):
             words.append(f"{name.replace('_', '-')} {getattr(how, name)}")
     return words
@@ -188,15 +196,19 @@ def _tasks(config: EvalConfig) -> list[tuple[Task, Set | None]]:
 
 
 def _settings(config: EvalConfig, model: Model, skipped: dict[str, None]) -> list[Sampling]:
-    """steps x precision x order x tail x corrector x controls, without the combinations that contradict themselves."""
+    """All samplers, each with all controls, without the combinations that contradict themselves."""
     controls = [(t, 1.0) for t in config.temperature] + [(1.0, p) for p in config.top_p]
     causal, found = model.denoiser.process is None, []
-    axes = (config.steps, config.precision, config.order, config.tail, config.corrector, dict.fromkeys(controls))
-    for steps, precision, order, tail, corrector, (temperature, top_p) in itertools.product(*axes):
+    names = ("steps", "grid", "order", "tail", "corrector", "guidance")
+    axes = [*(getattr(config, name) for name in names), config.eta or (None,), config.cool or (None,)]
+    for precision, (*sampler, eta, cool), (temperature, top_p) in itertools.product(
+        config.precision, itertools.product(*axes), dict.fromkeys(controls)
+    ):
         shape: dict[str, Any] = {"precision": precision, "temperature": temperature, "top_p": top_p}
         if not causal:
-            shape |= {"order": order, "tail": tail, "corrector": corrector}
-            shape |= {} if order == "first-hitting" else {"steps": steps}
+            shape |= dict(zip(names, sampler, strict=True)) | {"cool": cool}
+            shape |= {} if shape["corrector"] == "none" else {"eta": eta}
+            shape |= {"steps": None} if shape["order"] == "first-hitting" else {}
         try:
             found.append(Sampling(**shape))
         except ValueError as error:

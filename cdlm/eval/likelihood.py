@@ -1,4 +1,8 @@
-"""The negative evidence lower bound of a model on data, in nats per token; exact for an autoregressive one."""
+"""The negative evidence lower bound of a model on data, in nats per token; exact for an autoregressive one.
+
+There is one for the model, that is for a sampler of infinitely many steps, and one for a sampler of few steps, which
+draws the tokens of a hop independently of each other and pays for it.
+"""
 
 from collections.abc import Iterable
 
@@ -8,7 +12,9 @@ from torch import Tensor
 
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
+from cdlm.objective.consistency import Term
 from cdlm.rng import Rng, seeded
+from cdlm.sample.order import Order
 from cdlm.types import Tokens
 
 CHUNK = 4096
@@ -28,23 +34,40 @@ def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int =
 
 
 def repeated(
-    denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64
+    denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64, term: Term | None = None
 ) -> Float[Tensor, "b times"]:
-    """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread."""
+    """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread.
+
+    With the term of `few_step`, of the bound of that sampler.
+    """
     if denoiser.process is None:  # exact: nothing to repeat
         times = 1
     n = len(x0)
     order = seeded(seed, "order", batch=n).uniform(times).argsort(0)
     stratum = (torch.arange(times) * n + order).flatten()  # one of the first n, one of the next n, ...
     rng = seeded(seed, "likelihood", batch=n * times)
-    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows).view(n, times)
+    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
+
+
+def few_step(denoiser: Denoiser, steps: int, order: Order = "random") -> Term:
+    """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
+    random, a bound of it."""
+    (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
+    return term
 
 
 @torch.no_grad()
-def bounds(denoiser: Denoiser, x0: Tokens, stratum: Int[Tensor, "b"], rng: Rng, rows: int = 64) -> Float[Tensor, "b"]:
+def bounds(
+    denoiser: Denoiser,
+    x0: Tokens,
+    stratum: Int[Tensor, "b"],
+    rng: Rng,
+    rows: int = 64,
+    term: Term | None = None,
+) -> Float[Tensor, "b"]:
     """One estimate for each sequence, at a time in its own stratum of the batch."""
     row = "ar" if denoiser.process is None else "mdlm" if denoiser.process.name == "masked" else "udlm"
-    (term,) = METHODS[row](denoiser.process, total=1).terms
+    term = term or METHODS[row](denoiser.process, total=1).terms[0]
     found = []
     for part in torch.arange(len(x0)).split(rows):
         own = rng[part](term.name)

@@ -22,10 +22,12 @@ from cdlm.eval.diversity import distinct, entropy, pooled_entropy, repetition
 from cdlm.eval.generative import mean, perplexity
 from cdlm.eval.grid import Cell, EvalConfig
 from cdlm.eval.judge import Judge, Protocol, Reading, counted
-from cdlm.eval.likelihood import repeated
+from cdlm.eval.likelihood import few_step, repeated
 from cdlm.eval.mauve import FEW, mauve
 from cdlm.eval.results import Row, Samples
 from cdlm.rng import seeded
+from cdlm.text import Model
+from cdlm.types import Tokens
 
 PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
 """(t, s) of the consistency task."""
@@ -105,12 +107,14 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
     model, length = cell.model, config.length or cell.model.length
     began = time.perf_counter()
     blocks = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
-    found = repeated(model.denoiser, blocks.to(model.denoiser.device), config.times, config.seed, config.batch)
+    x0 = blocks.to(model.denoiser.device)
+    found = repeated(model.denoiser, x0, config.times, config.seed, config.batch)
     bound = mean(found.mean(-1).tolist())
     special = (model.tokenizer.eos, model.tokenizer.bos)
     texts = (model.tokenizer.decode([i for i in block if i not in special]) for block in blocks.tolist())
-    characters = sum(map(len, texts)) / blocks.numel()
     exact = model.denoiser.process is None
+    predicted = blocks[:, 1:] if exact else blocks  # an autoregressive model is given the first token
+    characters = sum(map(len, texts)) / predicted.numel()
     return {
         "nelbo": bound.value,
         "nelbo_interval": [bound.low, bound.high],
@@ -120,8 +124,24 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
         "bits_per_character": bound.value / characters / math.log(2),
         "times": found.shape[1],
         "exact": exact,
+        "samplers": _samplers(model, x0, config),
         "seconds": round(time.perf_counter() - began, 3),
     }
+
+
+def _samplers(model: Model, x0: Tokens, config: EvalConfig) -> list[Row]:
+    """The bounds of samplers of few steps, under masking."""
+    if model.denoiser.process is None or model.denoiser.process.name != "masked":
+        return []
+    rows: list[Row] = []
+    for order in config.order:
+        if order == "random" or order == "dilated" or order == "bit-reversed":
+            for steps in config.steps:
+                term = few_step(model.denoiser, steps, order)
+                found = repeated(model.denoiser, x0, config.times, config.seed, config.batch, term)
+                bound = mean(found.mean(-1).tolist())
+                rows.append({"steps": steps, "order": order, "nelbo": bound.value, "interval": [bound.low, bound.high]})
+    return rows
 
 
 def consistency(cell: Cell, config: EvalConfig) -> Row:

@@ -24,7 +24,7 @@ from cdlm.eval.results import (
 )
 from cdlm.eval.sets import Set
 from cdlm.files import alone_in
-from cdlm.sample import State
+from cdlm.sample import Sampling, State
 from cdlm.text import load
 
 
@@ -108,7 +108,9 @@ def _check(cell: Cell, config: EvalConfig) -> None:
 def _keys(cell: Cell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or one alone."""
     if cell.how is None:
-        return [key_of({**about_model(cell, config), "times": config.times, "trained": None})]
+        about = {**about_model(cell, config), "times": config.times, "trained": None}
+        samplers = {"steps": config.steps, "order": config.order} if cell.task == "likelihood" else {}
+        return [key_of({**about, **samplers})]
     return [row_key(about_cell(cell, config), judge, config) for judge in judges]
 
 
@@ -158,7 +160,10 @@ def about_cell(cell: Cell, config: EvalConfig) -> Row:
     about = about_model(cell, config)
     num = about.pop("num")
     about |= {"sampling": dataclasses.asdict(cell.how), "clamp": _clamps(cell, config)}
-    about["key"] = key_of({name: value for name, value in about.items() if name not in ("model", "trained")})
+    chosen = {name: value for name, value in about["sampling"].items() if value != getattr(Sampling, name)}
+    about["key"] = key_of(
+        {**{name: about[name] for name in about if name not in ("model", "trained")}, "sampling": chosen}
+    )
     words, texts = cell.model.tokenizer, _reference(cell, config)
     if texts is not None:
         about |= {"reference": texts.file.name, "reference_hash": texts.fingerprint}

@@ -34,6 +34,8 @@ class Term:
     divergence: Divergence
     weight: Callable[[Pair], Float[Tensor, "n"]]
     share: Schedule = constant(1.0)
+    revealed: Divergence | None = None
+    """Another divergence at positions whose clean token is known at s; the same one unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Objective:
     total: int
     reference: int = PAPER_STEPS
     """The run length that decays are quoted for."""
+
+    def __post_init__(self) -> None:
+        names = [term.name for term in self.terms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each term draws its noise by its name: give every term another one than {names}")
 
     def loss(self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
         """Eq. (8) for this batch, unbiased: the rows are split among the terms in proportion to their shares.
@@ -74,7 +81,8 @@ class Objective:
         for term, pair in batch:
             for index, goal in term.target(pair, target):
                 at = pair.at(index)
-                parts.append(Part(index + first, goal, term.weight(at), term.divergence, at))
+                d = term.revealed if term.revealed and isinstance(goal, Tensor) else term.divergence
+                parts.append(Part(index + first, goal, term.weight(at), d, at))
                 owners.append(term.name)
             first += pair.x0.numel()
         inputs = [there(pair.x_t if pair.input is None else pair.input, student.device) for _, pair in batch]

@@ -11,6 +11,7 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.process.gaussian import Gaussian
 from cdlm.process.process import DATA, Process
 from cdlm.rng import Rng, categorical
+from cdlm.sample.order import Order, levels
 from cdlm.types import Pair, Time, Tokens, wide
 
 _ROWS = 4096
@@ -29,6 +30,33 @@ class Bridge:
 
     def __str__(self) -> str:
         return f"Bridge({self.process.name})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ordered:
+    """The bridge along a reveal order: x_t and x_s have the masks that a sampler in this order meets at t and s.
+
+    Each position alone is masked as ever, but positions are no longer independent of each other: their levels (see
+    `sample/order.py`) are spread over the text. `steps` is what a dilated order is dilated by.
+    """
+
+    process: Process
+    order: Order
+    steps: int
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
+        self.process.check_ids(x0)
+        level = levels(self.order, torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
+        most = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
+
+        def noised(time: Time) -> Tokens:
+            share = (1 - self.process.noise.alpha(time)) / most
+            return torch.where(level < share.to(level)[:, None], self.process.vocab, x0)
+
+        return _pair(self.process, x0, noised(s), noised(t), s, t)
+
+    def __str__(self) -> str:
+        return f"Ordered({self.process.name}, {self.order})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +153,7 @@ class TeacherForced:
         return "TeacherForced"
 
 
-Coupling = Bridge | Rollout | SharedNoise | Relaxed | TeacherForced
+Coupling = Bridge | Ordered | Rollout | SharedNoise | Relaxed | TeacherForced
 
 
 def _pair(

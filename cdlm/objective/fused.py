@@ -164,6 +164,7 @@ class _Total(torch.autograd.Function):
                     assert theirs is not None
                     prediction = _filled(one.prediction.rows[here].to(dtype), whole)
                     target = torch.addmm(theirs[1], prediction, theirs[0].t())[:, :width]
+                    target = target if one.prediction.temperature == 1 else target / one.prediction.temperature
                 more = [_filled(row[here], whole) for row in one.rows]
                 heavy = torch.nn.functional.pad(one.weight[here], (0, whole - len(index)))
                 loss, slope = kernel(logits[:, :width], target, heavy, *more, one.prior)

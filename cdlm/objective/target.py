@@ -23,11 +23,13 @@ class Prediction(NamedTuple):
 
     rows: Float[Tensor, "n d"]
     network: Denoiser
+    temperature: float = 1.0
+    """Below 1 the laws are sharpened."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
-            return self.network.head(self.rows)
+            return (self.network.head(self.rows) / self.temperature).log_softmax(-1)
 
 
 Group = tuple[Index, Index | Prediction]
@@ -46,6 +48,18 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
+class Revealed:
+    """x_0, but only where the hop reveals it: what a sampler with hops of this size draws next, and no more."""
+
+    def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
+        index = (pair.positions & send(pair.known, pair.positions.device)).flatten().nonzero()[:, 0]
+        return [(index, pair.x0.flatten()[send(index, pair.x0.device)])]
+
+    def __str__(self) -> str:
+        return "data revealed"
+
+
+@dataclasses.dataclass(frozen=True)
 class Network:
     """f at (x_s, s) with weights w of its own, gradient stopped; after each step w <- lambda w + (1 - lambda) theta.
 
@@ -56,8 +70,12 @@ class Network:
     decay: Schedule = constant(0.999)
     copies: int = 0
     copy_from: float = 0.0
+    temperature: float = 1.0
+    """Of the laws it predicts; below 1 they are sharpened."""
 
     def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"the temperature of a target must be above 0; got {self.temperature}")
         if not all(0 <= value <= 1 for _, value in self.decay.knots) or self.copies < 0:
             raise ValueError(
                 f"lambda is a decay in [0, 1], copies a count; got lambda {self.decay}, {self.copies} copies"
@@ -75,15 +93,17 @@ class Network:
         if pair.law is None:
             certain: Group = (point, pair.x_s.flatten()[send(point, pair.x_s.device)])
         else:
-            certain = (point, Prediction(pair.law.flatten(0, 1)[send(point, pair.law.device)], network))
+            rows = pair.law.flatten(0, 1)[send(point, pair.law.device)]
+            certain = (point, Prediction(rows, network, self.temperature))
         live = (pair.alpha_s < 1).nonzero()[:, 0]
         if not len(live):  # rows at the boundary need no network
             return [certain]
         hidden = network.features(pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live])
         l = pair.x_s.shape[1]
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
-        rows = place.to(dense.device)[dense // l] * l + dense % l
-        return [certain, (dense, Prediction(hidden.flatten(0, 1)[send(rows, hidden.device)], network))]
+        at = place.to(dense.device)[dense // l] * l + dense % l
+        rows = hidden.flatten(0, 1)[send(at, hidden.device)]
+        return [certain, (dense, Prediction(rows, network, self.temperature))]
 
     def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.
@@ -106,7 +126,8 @@ class Network:
             if self.copies
             else ""
         )
-        return f"network({', '.join(part for part in (rule, copies) if part) or 'frozen'})"
+        sharp = f"T {number(self.temperature)}" if self.temperature != 1 else ""
+        return f"network({', '.join(filter(None, [rule or ('' if copies else 'frozen'), copies, sharp]))})"
 
 
-Target = Data | Network
+Target = Data | Revealed | Network

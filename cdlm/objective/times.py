@@ -33,6 +33,8 @@ class Times:
     overshoot: Overshoot = "clip"
     floor: float = 1e-3
     """Smallest t: bounds the weights 1/t and 1/delta (MDLM and DUO use 1e-3 too)."""
+    whole: bool = False
+    """1 is a whole number of hops, and so is t: the times of a sampler whose hops are this long."""
 
     def __post_init__(self) -> None:
         places = [place for schedule in (self.low, self.high) for place, _ in (*schedule.knots, (1.0, 0.0))]
@@ -47,17 +49,21 @@ class Times:
         u = (stratum + u) / strata
         low, high = self.low(progress), self.high(progress)
         delta = low + (high - low) * v
+        delta = 1 / (1 / delta).round() if self.whole else delta
         t = self.floor + (1 - self.floor) * u
         if self.overshoot == "conditional":
             t = torch.maximum(delta + (1 - delta) * u, t.new_tensor(self.floor))
         elif self.overshoot == "shift":
             t = (t + delta).clamp(max=1)
+        if self.whole:
+            t = ((t / delta - 1e-9).ceil() * delta).clamp(max=1)
         return (t - delta).clamp(min=0), t
 
     def __str__(self) -> str:
         if self == MAX_STEP:
             return "max step"
         steps = f"d = {self.low}" if self.low == self.high else f"d in [{self.low}, {self.high}]"
+        steps += ", whole" if self.whole else ""
         return steps if self.overshoot == "clip" else f"{steps}, {self.overshoot}"
 
 

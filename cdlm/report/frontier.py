@@ -180,7 +180,7 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
             if len(curve) < 2:
                 continue
             needed = crossing([p.steps or 0 for p in curve], np.stack([p.log_ppl for p in curve], -1), goal.log_ppl)
-            reached = not math.isnan(needed[0])
+            reached = math.isfinite(needed[0])
             entropy = nfe = None
             if reached:
                 places, at = np.log([p.steps or 0 for p in curve]), math.log(needed[0])
@@ -204,12 +204,12 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
 
 
 def crossing(counts: Sequence[int], log_ppl: NDArray[np.float64], goal: Vector) -> Vector:
-    """The first steps at which a curve is at or below a goal, log-log linear between those measured; NaN if never."""
+    """The first steps at which a curve is at or below a goal, log-log linear between those measured; inf if never."""
     found = []
     for y, aim in zip(log_ppl, goal, strict=True):
         below = np.nonzero(y <= aim)[0]
         if not len(below):
-            found.append(math.nan)
+            found.append(math.inf)
         elif below[0] == 0:
             found.append(float(counts[0]))
         else:

@@ -220,6 +220,29 @@ def likelihood_table(rows: Sequence[Row]) -> Sheet | None:
     return Sheet("likelihood", "Likelihood", caption, heads, tuple(lines))
 
 
+def few_step_table(rows: Sequence[Row]) -> Sheet | None:
+    """Perplexity by the NELBO of the sampler itself: what drawing many tokens at once costs."""
+    value = {
+        (row["model"], row["set"], one["order"], one["steps"]): one for row in rows for one in row.get("samplers", [])
+    }
+    if not value:
+        return None
+    columns = sorted({key[3] for key in value})
+    lines = []
+    for model, text, order in dict.fromkeys(key[:3] for key in value):
+        cells = [value.get((model, text, order, steps)) for steps in columns]
+        entries = [Entry("" if one is None else f"{math.exp(one['nelbo']):.1f}") for one in cells]
+        name = model if order == "random" else f"{model} ({order})"
+        lines.append(Line(f"{name}, {text}", tuple(entries)))
+    caption = (
+        "Perplexity per model token from the NELBO of a sampler with so many steps: each step draws its tokens "
+        "independently of each other, so that few steps cost likelihood, whatever a judge says of the texts. It tends "
+        "to the NELBO of the model."
+    )
+    heads = ((("Model", 1), *((f"{steps} steps", 1) for steps in columns)),)
+    return Sheet("few-step", "Likelihood in few steps", caption, heads, tuple(lines))
+
+
 def consistency_table(rows: Sequence[Row]) -> Sheet | None:
     """Path invariance: total variation under the model's own chain, and the error of the reliability curve."""
     found = [row for row in rows if row["task"] == "consistency"]

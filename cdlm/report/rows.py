@@ -45,7 +45,10 @@ class Section:
 def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
     """Sections of judged rows, and the rows that have no judge. Of one cell, the row with the most texts counts."""
     cells: dict[str, Row] = {}
+    defaults = dataclasses.asdict(Sampling())
     for row in (row for folder in folders for row in read_rows(folder)):
+        if "sampling" in row:  # a file of an earlier version does not know all settings
+            row["sampling"] = {**defaults, **row["sampling"]}
         same = ("task", "model", "hash", "length", "seed", "dtype", "set", "sampling", "clamp", "judge", "protocol")
         key = json.dumps([row.get(part) for part in same], sort_keys=True)
         if key not in cells or row["num"] >= cells[key]["num"]:
@@ -119,6 +122,9 @@ def name(row: Row) -> str:
     for setting in ("order", "corrector", "posterior", "grid"):
         if how[setting] != getattr(Sampling, setting):
             words.append(how[setting])
+    for setting in ("eta", "guidance", "cool"):
+        if how[setting]:
+            words.append(f"{setting} {how[setting]:g}")
     words += ["clamped"] if row.get("clamp") else []
     words += ["the judge itself"] if row.get("own_judge") else []
     return row["model"] + (f" ({', '.join(words)})" if words else "")

@@ -18,6 +18,7 @@ from cdlm.report.layouts import (
     ablation_tables,
     conditional_tables,
     consistency_table,
+    few_step_table,
     likelihood_table,
     unconditional_tables,
 )
@@ -90,7 +91,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         baseline = baseline_of(section, config.baseline)
         if baseline is not None:
             page += _frontier(section, found, baseline, config, data)
-    for other in (likelihood_table(rest), consistency_table(rest)):
+    for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
         page += _put(other, config.out) if other else []
     page += _figure(figures.reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
     config.out.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,8 @@ def _matched_sheet(rows: list[Match], section: Section) -> Sheet:
         f"Each model without control beside the best control (temperature or top-p) of {base} at the same entropy and "
         "steps: a ratio below 1 is a gain that sharpening does not explain, if it exceeds the error of interpolation"
         f"{error}. That error is what the cells of {base} itself show beside the line through its others. "
-        f"{section.note(unconditional(section.rows))} Intervals from paired resamples of the texts."
+        f"{section.note(unconditional(section.rows))} Intervals from paired resamples of the texts, without "
+        "those in which the frontier does not reach so far."
     )
     return Sheet(
         f"matched-{section.slug}", "At matched entropy", caption, (tuple((h, 1) for h in heads),), tuple(lines)
@@ -160,7 +162,8 @@ def _speed_sheet(rows: list[Speed], section: Section) -> Sheet:
         needed, saved, there = "not within the steps measured", "", ""
         if row.steps is not None and row.factor is not None and row.entropy is not None:
             least = "at most " * row.at_most
-            needed = f"{least}{row.steps.value:.3g} [{row.steps.low:.3g}, {row.steps.high:.3g}]"
+            high = f"{row.steps.high:.3g}" if math.isfinite(row.steps.high) else "never"
+            needed = f"{least}{row.steps.value:.3g} [{row.steps.low:.3g}, {high}]"
             saved, there = f"{row.factor:.3g} x", f"{row.entropy:.2f}"
         cells = (f"{at} ({row.target_ppl:.1f})", needed, saved, there, f"{row.target_entropy:.2f}")
         lines.append(Line(row.name, tuple(map(Entry, cells))))

@@ -64,7 +64,9 @@ def confident(
             t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
             hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
             u = rng("hop", hop).uniform(l, x.device).flatten()[index]
-            token, certainty, likely = _drawn(logits, hidden.flatten(0, 1)[place], u, drawing, by, process.vocab)
+            token, certainty, likely = _drawn(
+                logits, hidden.flatten(0, 1)[place], float(grid[hop]), u, drawing, by, process.vocab
+            )
             table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
             table.view(-1)[index] = certainty
             tie = rng("tie", hop).uniform(l, x.device)
@@ -80,7 +82,7 @@ def confident(
 
 
 def _drawn(
-    logits: Head, rows: Tensor, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, vocab: int
+    logits: Head, rows: Tensor, t: float, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, vocab: int
 ) -> tuple[Index, Float[Tensor, "n"], Float[Tensor, "n"]]:
     """A token for each row, how certain the network is about it, and the token's probability, if that is watched."""
     device = u.device
@@ -89,7 +91,7 @@ def _drawn(
     likely = torch.full((len(rows),), torch.nan, device=device)
     for at in chunks(len(rows), vocab):
         law = logits(rows[at]).to(device)
-        token[at] = drawing.draw(drawing.shape(law), u[at])
+        token[at] = drawing.draw(drawing.shape(law, t, drawing.blank), u[at])
         certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
         if drawing.watched:
             likely[at] = picked(law, token[at])

@@ -14,7 +14,7 @@ from cdlm.sample.confidence import Confidence, confident
 from cdlm.sample.correct import Corrector, Kind
 from cdlm.sample.grid import NEAR_ZERO, Grid, Tail, cosine_grid, custom_grid, loop_grid, uniform_grid
 from cdlm.sample.order import Order, first_hitting, ordered
-from cdlm.sample.passes import Drawing, Posterior, Predictor, State
+from cdlm.sample.passes import Drawing, Posterior, Predictor, State, blank_law
 from cdlm.sample.race import race
 from cdlm.sample.shape import Shape
 from cdlm.types import Tokens
@@ -50,6 +50,12 @@ class Sampling:
     """How strongly the corrector acts, in (0, 1] [0.05]."""
     temperature: float = 1.0
     """Below 1 sharpens the predicted law, above 1 flattens it."""
+    cool: float | None = None
+    """The temperature at the end, where it is not the same all along: from --temperature it goes there in a straight
+    line."""
+    guidance: float = 0.0
+    """Above 0 sharpens the law relative to what the network says of a blank text, so that frequent tokens do not get
+    more frequent. For masked models."""
     top_k: int = 0
     """Draw from the k likeliest tokens alone; 0 for all."""
     top_p: float = 1.0
@@ -68,10 +74,10 @@ class Sampling:
             value = getattr(self, field.name)
             if choices and value not in choices:
                 raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
-        for name, kind in (("steps", int), ("top_k", int), ("block", int), ("temperature", (int, float))):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise ValueError(f"{_flag(name)} is a {'whole ' if kind is int else ''}number; got {value!r}")
+        for name in ("steps", "top_k", "block", "temperature", "cool", "guidance"):
+            value, whole = getattr(self, name), name in ("steps", "top_k", "block")
+            if value is not None and (not isinstance(value, int if whole else (int, float)) or isinstance(value, bool)):
+                raise ValueError(f"{_flag(name)} is a {'whole ' if whole else ''}number; got {value!r}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be at least 1; got {self.steps}")
         if self.steps is not None and self.steps > _MOST:
@@ -86,6 +92,9 @@ class Sampling:
             raise ValueError("--bound is at least 0 and goes with --order entropy-bound")
         if self.eta is not None and self.corrector == "none":
             raise ValueError("--eta goes with a corrector: add --corrector rescale, or leave it out")
+        if self.precision == "naive-fp32" and (self.guidance or self.cool is not None):
+            name = "guidance" if self.guidance else "cool"
+            raise ValueError(f"--precision naive-fp32 is the published sampler, which has no --{name}: leave it out")
         if self.corrector != "none":
             Corrector(self.corrector, ETA if self.eta is None else self.eta)
             self._alone(f"--corrector {self.corrector}", "order", "precision")
@@ -127,13 +136,18 @@ class Sampling:
                 f"--order {self.order} reveals masks, and this model has none (its process is {process.name}); "
                 "use --order random"
             )
+        elif process.name != "masked" and self.guidance:
+            raise ValueError(
+                f"--guidance compares with a blank text, and this model has no mask to write one (its process is "
+                f"{process.name}); use --temperature"
+            )
         elif process.name == "masked" and self.posterior != "auto":
             raise ValueError("under masking plug-in and mixture are the same: leave out --posterior")
         elif self.precision == "naive-fp32" and self.posterior == "auto" and posterior == "mixture":
             raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
 
     def shape(self, without: tuple[int, ...] = ()) -> Shape:
-        return Shape(self.temperature, self.top_k, self.top_p, without)
+        return Shape(self.temperature, self.top_k, self.top_p, without, self.guidance, self.cool)
 
     def times(self) -> list[float]:
         """The times of a grid of one's own."""
@@ -193,7 +207,8 @@ def generate(
             sampling.tail,
             given,
         )
-    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, compiled, watched)
+    blank = blank_law(predict, process, x) if sampling.guidance else None
+    drawing = Drawing(sampling.shape(without), posterior, sampling.precision, compiled, watched, blank)
     if sampling.order == "first-hitting":
         return first_hitting(predict, process, x, rng, start, drawing, given)
     grid = sampling.spaced(start)

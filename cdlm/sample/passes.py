@@ -17,6 +17,7 @@ the mixture of exact bridges has the same form with [x_0 = z] for p.
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -97,6 +98,8 @@ class Drawing:
     """Draw with a compiled kernel, and run the whole batch in every pass, so that a compiled network sees one shape."""
     watched: bool = False
     """Keep the probability of every token that is drawn (`State.chance`), before temperature, top-k and top-p."""
+    blank: Float[Tensor, "v"] | None = None
+    """The law of a blank text, for guidance."""
 
     def draw(self, law: LogLaw, u: Float[Tensor, "n"]) -> Index:
         draw = _compiled_categorical() if self.compiled else categorical
@@ -177,6 +180,18 @@ def is_blank(predict: Predictor, process: Process, x: Tokens) -> bool:
     return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
 
 
+@torch.no_grad()
+def blank_law(predict: Predictor, process: Process, like: Tokens) -> Float[Tensor, "v"]:
+    """What is said of a text of which nothing is known, on average over its positions: how frequent tokens are."""
+    trunk, logits = split(predict, process)
+    x = torch.full_like(like, process.vocab)
+    x = x[:, :1] if is_blank(predict, process, x) else x
+    t = torch.ones(len(x), dtype=wide(x.device), device=x.device)
+    law = logits(trunk(x, t)[0])
+    law = law.to(torch.promote_types(law.dtype, torch.float32)).log_softmax(-1)
+    return law.logsumexp(0) - math.log(len(law))
+
+
 def chunks(rows: int, vocab: int) -> Iterator[slice]:
     """Some rows at a time: the law over the vocabulary of all of them at once may not fit in memory."""
     size = max(64, _ENTRIES // vocab)
@@ -210,11 +225,12 @@ def _answer(
     more = -n % 64 if drawing.compiled else 0  # few different shapes here too
     rows, held = F.pad(rows, (0, 0, 0, more)), F.pad(old, (0, more))
     u = None if one.u is None else F.pad(one.u, (0, more), value=0.5)
+    t = F.pad(one.t[one.index // length], (0, more), value=1.0)
     token, stay = torch.empty_like(held), torch.zeros(n + more, dtype=wide(old.device), device=old.device)
     likely = torch.full((n + more,), torch.nan, device=old.device)
     for at in chunks(n + more, process.vocab):
         said = logits(rows[at])
-        law = drawing.shape(said).to(old.device)
+        law = drawing.shape(said, t[at], drawing.blank).to(old.device)
         token[at] = law.argmax(-1) if u is None else drawing.draw(law, u[at])
         if drawing.watched:
             likely[at] = picked(said.to(old.device), token[at])
@@ -225,7 +241,7 @@ def _answer(
         return torch.where(process.positions(old), token, old), likely
     if one.leave is None:
         return token, likely
-    a_t = process.noise.alpha(one.t)[one.index // length]
+    a_t = process.noise.alpha(t[:n])
     odds = (1 - a_t) * process.pi(old)
     leaves = one.leave * (a_t * stay + odds) < odds
     if one.prior is None:

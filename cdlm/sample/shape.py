@@ -1,9 +1,10 @@
-"""Temperature, top-k and top-p: how a predicted law is sharpened before it is drawn from."""
+"""Guidance, temperature, top-k and top-p: how a predicted law is sharpened before it is drawn from."""
 
 import dataclasses
 import functools
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from cdlm.types import LogLaw
@@ -18,6 +19,11 @@ class Shape:
     top_p: float = 1.0
     without: tuple[int, ...] = ()
     """Tokens that are never drawn."""
+    guidance: float = 0.0
+    """g in  f^(1 + g) / b^g,  b the law of a blank text: sharper where context speaks, and no likelier to say what is
+    frequent anyway. It acts before the temperature."""
+    cool: float | None = None
+    """The temperature at t = 0; in between it falls (or rises) in proportion to t."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < float("inf"):
@@ -29,13 +35,31 @@ class Shape:
             raise ValueError(f"top-p must lie in (0, 1]; got {self.top_p} (1 keeps every token)")
         if self.top_k < 0:
             raise ValueError(f"top-k must be at least 1, or 0 to keep every token; got {self.top_k}")
+        if not 0 <= self.guidance < float("inf"):
+            raise ValueError(f"guidance must be finite and at least 0 (none); got {self.guidance}")
+        if self.cool is not None and not 1e-6 <= self.cool < float("inf"):
+            raise ValueError(f"the temperature to cool to must be at least 1e-6, and finite; got {self.cool}")
 
-    def __call__(self, logits: LogLaw) -> LogLaw:
-        """Logits in, logits of the sharpened law out; -inf where it is zero."""
+    def __call__(
+        self, logits: LogLaw, t: Float[Tensor, "*rows"] | float = 1.0, blank: Float[Tensor, "v"] | None = None
+    ) -> LogLaw:
+        """Logits in, logits of the sharpened law out; -inf where it is zero.
+
+        `t` is the time of each row, `blank` the law of a blank text: for cooling and for guidance.
+        """
+        if self.guidance or self.temperature != 1 or self.cool is not None:
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.guidance:
+            if blank is None:
+                raise ValueError("guidance compares with the law of a blank text: pass it")
+            logits = logits + self.guidance * (logits - blank.to(logits))
         if self.without:
             logits = logits.index_fill(-1, _index(self.without, logits.device), -torch.inf)
-        if self.temperature != 1:
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        if self.cool is not None:
+            t = torch.as_tensor(t, device=logits.device, dtype=logits.dtype)
+            logits = logits / (self.cool + (self.temperature - self.cool) * t)[..., None]
+        elif self.temperature != 1:
+            logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             best = logits.topk(self.top_k)
             logits = torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)

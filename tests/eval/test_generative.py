@@ -56,10 +56,15 @@ def test_the_interval_holds_the_middle_of_the_draws() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((7.0, 25.0, 975.0))
 
 
-def test_draws_that_are_not_finite_are_left_out() -> None:
-    draws = torch.cat([torch.arange(1001, dtype=torch.float64), torch.tensor([math.inf, math.nan])])
-    found = interval(0.0, draws)
+def test_what_is_no_number_is_left_out_and_what_is_infinite_counts() -> None:
+    draws = torch.arange(1001, dtype=torch.float64)
+    found = interval(0.0, torch.cat([draws, torch.full((9,), math.nan)]))
     assert (found.low, found.high) == pytest.approx((25.0, 975.0))
+    few = interval(0.0, torch.cat([draws, torch.full((9,), math.inf)]))
+    assert (few.low, few.high) == pytest.approx((25.0, 985.0), abs=1)
+    many = interval(0.0, torch.cat([draws, torch.full((100,), math.inf)]))
+    assert many.low == pytest.approx(27.5, abs=1)
+    assert many.high == math.inf
     none = interval(1.0, torch.full((3,), math.nan, dtype=torch.float64))
     assert none.value == 1
     assert math.isnan(none.low)

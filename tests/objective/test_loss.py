@@ -45,6 +45,7 @@ TABLE = {
         "consistency": (lambda p: 1 - kappa(p), *CONSISTENCY[1:]),
         "anchor": (kappa, *ANCHOR[1:]),
     },
+    "few-step": {"hop": (lambda p: 1.0, "revealed", "kl", lambda s, t: 8.0)},
     "sdtt": {"distillation": DISTIL},
     "duo-dcd": {"distillation": DISTIL},
 }
@@ -183,7 +184,9 @@ def equation_8(method: str, shares: dict[str, float], seen: dict[str, list[Pair]
                 for i in range(len(x0)):
                     if prior and prior[x_t[i]] == 0:
                         continue  # not in M(x_t)
-                    if kind == "data":
+                    if kind == "revealed" and x_s[i] >= V:
+                        continue  # drawn in a later hop
+                    if kind in ("data", "revealed"):
                         p = [float(y == x0[i]) for y in range(V)]
                     elif method == "sdtt" and x_s[i] < V:
                         p = early[i]

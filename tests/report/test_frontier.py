@@ -70,7 +70,7 @@ def test_crossings_are_log_log_linear() -> None:
         (100.0, 32.0),
     ):
         assert crossing([4, 8, 16, 32], log_ppl, np.log(np.array([goal])))[0] == pytest.approx(steps)
-    assert math.isnan(crossing([4, 8, 16, 32], log_ppl, np.log(np.array([99.0])))[0])
+    assert crossing([4, 8, 16, 32], log_ppl, np.log(np.array([99.0])))[0] == math.inf
 
 
 def test_speed_ups_over_ar_and_over_the_baseline_at_its_most_steps() -> None:

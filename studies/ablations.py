@@ -1,0 +1,68 @@
+"""The paper's three ablations, and the questions it leaves open, in short equal runs.
+
+    python -m studies.ablations --data tokens --texts corpus --steps 500 --out studies/ablations
+    cdlm report studies/ablations/* --compare paper --out docs/ablations
+
+Tables 4 to 6 change one ingredient of MCDLM-PPLOptimized, the open questions one of MCDLM. `post` has the tokens of the
+others: two thirds of them as MDLM.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from studies.rows import Row, arguments, study
+
+TABLES = {
+    "pplopt": "",
+    "staged": "steps=staged",
+    "increasing": "steps=increasing",
+    "decreasing": "steps=decreasing",
+    "kappa-0": "kappa=0,kappa_end=0",
+    "kappa-1": "kappa=1,kappa_end=1",
+    "kl": "divergence=kl",
+    "reverse-kl": "divergence=reverse_kl",
+}
+"""Name of the row: the choices of MCDLM-PPLOptimized. The first is random steps, kappa 0.4 and JSD in all tables."""
+QUESTIONS = {
+    "mcdlm": "",
+    "anchor-jsd": "anchor=jsd",
+    "anchor-kl-additive": "additive=true",
+    "anchor-jsd-additive": "anchor=jsd,additive=true",
+    "annealed": "anneal=0.5",
+    "lambda-0": "lam=0",
+    "lambda-0.9999": "lam=0.9999",
+    "short-hops": "low=0.03125,high=0.125",
+    "long-hops": "low=0.5,high=1",
+}
+"""Name of the row: the choices of MCDLM."""
+
+
+def rows(texts: Path) -> dict[str, Row]:
+    bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",), "steps": (8, 64)}
+    tasks = (bound, {"steps": (8, 64, 256)})
+    found = {
+        "judge": Row("judge", "small-ar", seed=1, kept=True),
+        "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, {"steps": (8, 64, 256), "temperature": (1.0, 0.9, 0.8)})),
+    }
+    for recipe, label, table in (
+        ("small-mcdlm-pplopt", "MCDLM-PPLOptimized", TABLES),
+        ("small-mcdlm", "MCDLM", QUESTIONS),
+    ):
+        slug = recipe.removeprefix("small-")
+        for name, choices in table.items():
+            said = f"{label} {choices.replace(',', ', ').replace('=', ' ')}".strip()
+            found[name] = Row(said, recipe, method=f"{slug}:{choices}" if choices else slug, tasks=tasks)
+    timed = {"time_conditioning": True}
+    found["timed"] = Row("MCDLM told the time", "small-mcdlm", network=timed, tasks=tasks)
+    found["mdlm-timed"] = Row("MDLM told the time", "small-mdlm", network=timed, tasks=tasks)
+    found["post"] = Row("MCDLM after MDLM", "small-mcdlm", base="small-mdlm", share=1 / 3, tasks=tasks)
+    return found
+
+
+def main() -> None:
+    asked, place = arguments(__doc__, list(rows(Path())), "studies/ablations")
+    study(rows(place.texts), asked, place)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A configuration that beats MDLM with its best temperature or top-p at equal entropy: what was tried.
+
+    python -m studies.search --data tokens --texts corpus --out studies/search
+    cdlm report studies/search/* --out docs/search
+
+Every trial spends its last third of the tokens on an idea, from one MDLM of two thirds; the control spends it on MDLM.
+Samplers are tried on the control. docs/search.md has the ideas, the numbers and the verdicts.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cdlm
+from cdlm.data.tokens import DTYPES, Split, read_meta
+from cdlm.sample import Sampling
+from studies.rows import DONE, Place, Row, arguments, study, wait_for
+
+STEPS = (8, 32)
+TRIALS = {
+    "jsd": "mcdlm",
+    "jsd-revealed-kl": "mcdlm:revealed=kl",
+    "kl": "mcdlm:divergence=kl",
+    "weight-noise": "mcdlm:weight=noise",
+    "weight-unit": "mcdlm:weight=unit",
+    "short-hops": "mcdlm:low=0.03125,high=0.125",
+    "long-hops": "mcdlm:low=0.5,high=1",
+    "sharp-teacher": "mcdlm:divergence=kl,lam=1,sharpen=0.8",
+    "few-step": "few-step",
+    "few-step-dilated": "few-step:order=dilated",
+    "few-step-spread": "few-step:most=32,order=bit-reversed",
+    "jsd-spread": "mcdlm:revealed=kl,order=bit-reversed",
+}
+"""Name of the row: its method."""
+ROLLOUTS, STEPS_OF_ROLLOUTS, TEMPERATURE = 40_000, 64, 0.9
+"""Texts that the base writes for the trial at sequence level, and how."""
+
+
+def rows(texts: Path) -> dict[str, Row]:
+    orders = ("random", "dilated", "bit-reversed")
+    bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",)}
+    bound |= {"steps": STEPS, "order": orders}
+    frontier: dict[str, Any] = {"steps": STEPS, "temperature": (1.0, 0.9, 0.8, 0.7), "top_p": (0.95, 0.9, 0.8)}
+    spread: dict[str, Any] = {**frontier, "order": ("dilated", "bit-reversed")}
+    hot = (1.3, 1.15, 1.0, 0.85)
+    samplers: tuple[dict[str, Any], ...] = (
+        spread,
+        {"steps": STEPS, "order": ("probability", "margin"), "temperature": (1.4, 1.2, 1.0)},
+        {"steps": STEPS, "grid": ("cosine",), "temperature": (1.0, 0.9, 0.8)},
+        {"steps": STEPS, "corrector": ("constant", "rescale"), "eta": (0.05, 0.2), "temperature": (1.0, 0.85, 0.7)},
+        {"steps": STEPS, "corrector": ("loop",), "eta": (0.1,), "temperature": (1.0, 0.85, 0.7)},
+        {"steps": STEPS, "guidance": (0.25, 0.5, 1.0), "temperature": hot},
+        {"steps": STEPS, "cool": (0.8, 0.5), "temperature": hot},
+    )
+    found = {
+        "judge": Row("judge", "small-ar", seed=1, kept=True),
+        "base": Row("base", "small-mdlm", share=2 / 3, kept=True),
+        "mdlm": Row("MDLM", "small-mdlm", start="base", share=1 / 3, tasks=(bound, frontier, *samplers)),
+    }
+    for name, method in TRIALS.items():
+        ways = (bound, frontier, spread) if "order" in method else (bound, frontier)
+        found[name] = Row(name, "small-mdlm", method=method, start="base", share=1 / 3, tasks=ways)
+    found["rollouts"] = Row("rollouts", "small-mdlm", start="base", data="written", share=1 / 3, tasks=(frontier,))
+    return found
+
+
+def write_rollouts(place: Place) -> None:
+    """Texts that the base writes in many steps, as tokens to train on: its joint law, simpler than people's."""
+    out, base = place.scratch / "written", wait_for(place.scratch / "base")
+    if (out / DONE).is_file():
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    model = cdlm.load(base, device=place.device)
+    num = 32 if place.small else ROLLOUTS
+    how = Sampling(STEPS_OF_ROLLOUTS, temperature=TEMPERATURE)
+    drafts = model.continuations([""], num)
+    texts = sorted(model.write(drafts, how, batch=512), key=lambda text: text.index)
+    meta = read_meta(place.data)
+    ids = np.array([text.tokens for text in texts], dtype=DTYPES[meta.dtype])
+    ids.tofile(out / "train.bin")
+    written = Split(num, 0, ids.size, 0, 0, hashlib.sha256(ids.tobytes()).hexdigest())
+    for file in ("valid.bin", "tokenizer.json"):
+        shutil.copyfile(place.data / file, out / file)
+    dataclasses.replace(meta, splits={**meta.splits, "train": written}).write(out)
+    (out / DONE).write_text("{}\n")
+
+
+def main() -> None:
+    asked, place = arguments(__doc__, list(rows(Path())), "studies/search")
+    for name in asked:
+        if name == "rollouts":
+            write_rollouts(place)
+        study(rows(place.texts), [name], place)
+
+
+if __name__ == "__main__":
+    main()
