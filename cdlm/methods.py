@@ -76,18 +76,21 @@ def mcdlm(
     weight: Weight = "step",
     order: Order = "random",
     sharpen: float = 1.0,
+    guide: float = 0.0,
 ) -> Objective:
     """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is.
 
-    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last four are not in the paper:
+    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last five are not in the paper:
     another divergence at positions that the hop reveals, another weight, hops along a reveal order, and a temperature
-    for the target.
+    and guidance for the target.
     """
     if not 0 <= anneal <= 1:
         raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
     share = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
     times = step_scheduler(steps, low, high, overshoot)
-    target = Network(constant(lam), temperature=sharpen)
+    if guide and process.name != "masked":
+        raise ValueError(f"guidance compares with a blank text, and the process is {process.name}: leave out guide")
+    target = Network(constant(lam), temperature=sharpen, guidance=guide)
     found = _cdlm(process, total, times, share, target, divergence, floor, anchor, additive)
     hops, data = found.terms
     hops = dataclasses.replace(

@@ -30,6 +30,8 @@ TRIALS = {
     "short-hops": "mcdlm:low=0.03125,high=0.125",
     "long-hops": "mcdlm:low=0.5,high=1",
     "sharp-teacher": "mcdlm:divergence=kl,lam=1,sharpen=0.8",
+    "guided-teacher": "mcdlm:divergence=kl,lam=1,guide=1,sharpen=0.85",
+    "guided-self": "mcdlm:divergence=kl,guide=0.5,sharpen=0.9",
     "few-step": "few-step",
     "few-step-dilated": "few-step:order=dilated",
     "few-step-spread": "few-step:most=32,order=bit-reversed",
@@ -53,7 +55,8 @@ def rows(texts: Path) -> dict[str, Row]:
         {"steps": STEPS, "grid": ("cosine",), "temperature": (1.0, 0.9, 0.8)},
         {"steps": STEPS, "corrector": ("constant", "rescale"), "eta": (0.05, 0.2), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "corrector": ("loop",), "eta": (0.1,), "temperature": (1.0, 0.85, 0.7)},
-        {"steps": STEPS, "guidance": (0.25, 0.5, 1.0), "temperature": hot},
+        {"steps": STEPS, "guidance": (0.25, 0.5, 1.0, 2.0), "temperature": hot},
+        {"steps": STEPS, "guidance": (0.5, 1.0), "order": ("dilated",), "temperature": hot},
         {"steps": STEPS, "cool": (0.8, 0.5), "temperature": hot},
     )
     found = {

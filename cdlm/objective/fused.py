@@ -147,10 +147,12 @@ class _Total(torch.autograd.Function):
             chunk = GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
             width = v if one.prior is not None else len(w)  # reverse rates look at the prior of every token
             kernel = _compiled(one.kernel, len(w) - width) if device.type == "cuda" else one.kernel
-            theirs = None
+            theirs = blank = None
             if one.prediction is not None:
                 linear = one.prediction.network.backbone.output_layer.linear
                 theirs = _padded(_cut(linear.weight, v), _cut(linear.bias, v), dtype)
+                if one.prediction.blank is not None:
+                    blank = torch.addmm(theirs[1], one.prediction.blank.to(dtype), theirs[0].t())[:, :width]
             found = torch.zeros((), dtype=_wide(dtype), device=device)
             for first in range(0, len(one.index), chunk):
                 here = slice(first, first + chunk)
@@ -164,7 +166,7 @@ class _Total(torch.autograd.Function):
                     assert theirs is not None
                     prediction = _filled(one.prediction.rows[here].to(dtype), whole)
                     target = torch.addmm(theirs[1], prediction, theirs[0].t())[:, :width]
-                    target = target if one.prediction.temperature == 1 else target / one.prediction.temperature
+                    target = one.prediction.shaped(target, blank)
                 more = [_filled(row[here], whole) for row in one.rows]
                 heavy = torch.nn.functional.pad(one.weight[here], (0, whole - len(index)))
                 loss, slope = kernel(logits[:, :width], target, heavy, *more, one.prior)

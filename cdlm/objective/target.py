@@ -25,11 +25,21 @@ class Prediction(NamedTuple):
     network: Denoiser
     temperature: float = 1.0
     """Below 1 the laws are sharpened."""
+    guidance: float = 0.0
+    blank: Float[Tensor, "1 d"] | None = None
+    """The hidden row of a blank text, for guidance as in `sample/shape.py`."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
-            return (self.network.head(self.rows) / self.temperature).log_softmax(-1)
+            blank = None if self.blank is None else self.network.head(self.blank)
+            return self.shaped(self.network.head(self.rows), blank).log_softmax(-1)
+
+    def shaped(self, logits: LogLaw, blank: Float[Tensor, "1 v"] | None) -> LogLaw:
+        """Guided and sharpened."""
+        if blank is not None:
+            logits = logits + self.guidance * (logits - blank)
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 Group = tuple[Index, Index | Prediction]
@@ -72,10 +82,14 @@ class Network:
     copy_from: float = 0.0
     temperature: float = 1.0
     """Of the laws it predicts; below 1 they are sharpened."""
+    guidance: float = 0.0
+    """Sharpen them relative to the law of a blank text, which the network is asked for too; for masks."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"the temperature of a target must be above 0; got {self.temperature}")
+        if not self.guidance >= 0:
+            raise ValueError(f"the guidance of a target is at least 0, none; got {self.guidance}")
         if not all(0 <= value <= 1 for _, value in self.decay.knots) or self.copies < 0:
             raise ValueError(
                 f"lambda is a decay in [0, 1], copies a count; got lambda {self.decay}, {self.copies} copies"
@@ -98,12 +112,16 @@ class Network:
         live = (pair.alpha_s < 1).nonzero()[:, 0]
         if not len(live):  # rows at the boundary need no network
             return [certain]
-        hidden = network.features(pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live])
-        l = pair.x_s.shape[1]
+        x_s, alpha_s, l = pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live], pair.x_s.shape[1]
+        if self.guidance and network.process is not None:  # one sequence more: a blank text
+            x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
+            alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
+        hidden = network.features(x_s, alpha_s)
+        blank = hidden[-1:, 0] if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         at = place.to(dense.device)[dense // l] * l + dense % l
         rows = hidden.flatten(0, 1)[send(at, hidden.device)]
-        return [certain, (dense, Prediction(rows, network, self.temperature))]
+        return [certain, (dense, Prediction(rows, network, self.temperature, self.guidance, blank))]
 
     def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.
@@ -127,7 +145,8 @@ class Network:
             else ""
         )
         sharp = f"T {number(self.temperature)}" if self.temperature != 1 else ""
-        return f"network({', '.join(filter(None, [rule or ('' if copies else 'frozen'), copies, sharp]))})"
+        guided = f"guidance {number(self.guidance)}" if self.guidance else ""
+        return f"network({', '.join(filter(None, [rule or ('' if copies else 'frozen'), copies, guided, sharp]))})"
 
 
 Target = Data | Revealed | Network

@@ -186,6 +186,8 @@ def test_revealed_positions_are_part_of_the_data_target() -> None:
         ("few-step", {"order": "backwards"}, "unknown order 'backwards' for Few-step; choose from random, dilated"),
         ("mcdlm", {"sharpen": 0.0}, "temperature of a target must be above 0"),
         ("ucdlm", {"order": "dilated"}, "leave out order=dilated"),
+        ("ucdlm", {"guide": 0.5}, "leave out guide"),
+        ("mcdlm", {"guide": -0.5}, "guidance of a target is at least 0"),
         ("mcdlm-pplopt", {"switch": 1.0}, "switch is a share of the run between 0 and 1; got 1.0"),
         ("sdtt", {"rounds": 12}, "rounds=12, so at most 11 rounds"),
         ("duo", {"gamma_min": -1.0, "gamma_max": -3.0}, "a larger one; got -1.0 and -3.0"),

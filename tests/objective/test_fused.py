@@ -173,3 +173,26 @@ def test_training_takes_the_same_course(name: str, monkeypatch) -> None:
     found = course()
     monkeypatch.setattr(fused, "_KERNELS", {})
     assert found == pytest.approx(course(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["kl", "jsd", "reverse_kl"])
+def test_a_guided_and_sharpened_target(name):
+    """The fused gradient follows the law that the target says it has, and that law is f^((1 + g) / T) / b^(g / T)."""
+    process, how = masked(V), Network(temperature=0.6, guidance=0.7)
+    student, target = nets(process)
+    t = torch.linspace(0.5, 0.95, B, dtype=torch.float64)
+    pair = Bridge(process)(seeded(3, batch=B).integers(L, V), t / 2, t, seeded(3, batch=B))
+    (_, (index, goal)) = how(pair, target)
+    with torch.no_grad():
+        blank = target.head(target.features(torch.full((1, L), V), process.noise.alpha(torch.ones(1).double())))[0, 0]
+        f = target.head(target.features(pair.x_s, pair.alpha_s)).flatten(0, 1)[index]
+    power = (f.exp() ** 1.7 / blank.exp() ** 0.7) ** (1 / 0.6)
+    assert torch.allclose(goal.law().exp(), power / power.sum(-1, keepdim=True))
+    part = Part(index, goal, torch.ones(len(index)).double(), DIVERGENCES[name], pair.at(index))
+    found = []
+    for way in (lambda h: weighted_sum(student, h, [part])[0], lambda h: plain(student, h, part)):
+        hidden = student.features(pair.x_t, pair.alpha_t).flatten(0, 1).detach().requires_grad_()
+        value = way(hidden)
+        found.append((value.detach(), *gradients(value, student, hidden)))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-9)
