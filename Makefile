@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test soak gpu bench lint format clean help
+# what torch brings for GPUs on Linux; as torch itself, it is not in the lock (docs/reliability.md)
+FOR_GPUS := triton cuda-bindings cuda-toolkit $(addprefix nvidia-,cudnn-cu13 cusparselt-cu13 nccl-cu13 nvshmem-cu13)
+
+.PHONY: demo test soak gpu bench lint format locked lock audit clean help
 
 help:
 	@echo "make demo    install, train on two moons, draw the paper's first figure (runs/moons/moons.png)"
@@ -14,6 +17,8 @@ help:
 	@echo "make gpu     the tests that need an accelerator, and the benchmarks"
 	@echo "make bench   all benchmarks, each beside its plain version"
 	@echo "make lint    style and types"
+	@echo "make locked  install what the tests need, every download compared with its hash in requirements.lock"
+	@echo "make lock    write requirements.lock anew; make audit: compare it with known vulnerabilities"
 
 demo: $(VENV)/.installed
 	$(BIN)/cdlm moons --out runs/moons
@@ -44,8 +49,26 @@ format: $(VENV)/.developed
 	$(BIN)/ruff check --fix cdlm tests benchmarks studies docs
 	$(BIN)/ruff format cdlm tests benchmarks studies docs
 
+# instead of .installed and .developed below: make locked && make test
+locked: $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(PIP) torch
+	$(PIP) --no-deps -e .
+	$(BIN)/python -m pip check
+	@touch $(VENV)/.installed $(VENV)/.developed
+
+lock: $(VENV)/.tools
+	printf '%s\n' $(FOR_GPUS) > $(VENV)/tools/excluded.txt
+	$(VENV)/tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-emit-index-url --no-emit-package torch --excludes $(VENV)/tools/excluded.txt --constraints constraints.txt \
+	  --custom-compile-command "make lock" --extra dev pyproject.toml --output-file requirements.lock
+
+# strict: a package that could not be looked up is a failure, not a pass
+audit: $(VENV)/.tools
+	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .schemathesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cdlm needs Python 3.11 or newer; run: make PYTHON=python3.11 ...")'
@@ -59,6 +82,11 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.developed: $(VENV)/.installed
 	@echo "installing what the tests need"
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/bin/python
+	$(BIN)/python -m venv $(VENV)/tools
+	$(VENV)/tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7 pip-audit==2.10.1
 	@touch $@
 
 # the judges that install by name; without their own dependencies, of which llama.cpp would be built from source

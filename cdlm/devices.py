@@ -1,5 +1,8 @@
 """Where and in what precision to compute: the meaning of --device and --dtype, everywhere the same."""
 
+import functools
+import subprocess
+import sys
 from typing import Literal, get_args
 
 import torch
@@ -33,9 +36,32 @@ def autocast(device: torch.device, dtype: Dtype) -> torch.autocast:
 
 
 def weight_dtype(device: torch.device, dtype: Dtype) -> torch.dtype:
-    """The precision that weights are kept in."""
+    """The precision that weights are kept in; refuses what the device cannot compute in."""
     if dtype not in get_args(Dtype):
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(get_args(Dtype))}")
     if dtype == "float64" and device.type == "mps":
         raise ValueError("Apple's GPUs have no float64; use --dtype float32 or --device cpu")
+    if dtype == "bfloat16" and device.type == "cpu" and (reason := _no_bfloat16()):
+        raise ValueError(
+            f"this CPU does not compute in bfloat16 ({reason}): use --dtype float32, or keep torch from instructions "
+            "that it announces and does not have: ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 cdlm ..."
+        )
     return torch.float64 if dtype == "float64" else torch.float32
+
+
+_TRIAL = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a).sum() == 64**3"
+
+
+@functools.cache
+def _no_bfloat16() -> str | None:
+    """Why a small product in bfloat16 fails on this CPU, if it does.
+
+    Tried in a process of its own, which may die of it. Virtual machines announce instructions (AMX) that they do not
+    run, so the flags of a CPU prove nothing.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no trial could be made
+    killed = f"a trial was killed by signal {-done.returncode}"
+    return None if done.returncode == 0 else killed if done.returncode < 0 else "a trial failed"

@@ -93,8 +93,8 @@ def continuation(prompt: str, length: int, tokenizer: Tokenizer, framed: bool = 
     return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer), start=start)
 
 
-def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False) -> Draft:
-    """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `width` of them."""
+def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False, longest: int = _LONGEST) -> Draft:
+    """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `width`; `longest` tokens in all at most."""
     ids = [tokenizer.bos] * framed
     pieces: list[str] = []
     holes: list[Span] = []
@@ -112,12 +112,16 @@ def blanks(text: str, tokenizer: Tokenizer, width: int = 4, framed: bool = False
             pieces.append(text[place : found.start()])
             ids += _encode(pieces[-1], tokenizer, open_end=True)
             holes.append((len(ids), len(ids) + wide))
+        if len(ids) + wide > longest:  # a short text can ask for many wide blanks
+            raise ValueError(f"at most {longest:,} tokens; this text with its blanks has {len(ids) + wide:,} or more")
         ids += [HOLE] * wide
         place = found.end()
     if not holes:
         raise ValueError("there is nothing to fill in: mark each gap with ___, or with one [MASK] for each token")
     pieces.append(text[place:])
     ids += _encode(pieces[-1], tokenizer)
+    if len(ids) > longest:
+        raise ValueError(f"at most {longest:,} tokens; this text with its blanks has {len(ids):,}")
     return Draft(ids, pieces, holes, int(framed), _words(tokenizer), (tokenizer.eos, tokenizer.bos))
 
 

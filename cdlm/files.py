@@ -30,14 +30,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, advice: str = "make room, then go on") -> Iterator[None]:
     """Name the file that could not be written; of a full disk the system says only that it is full."""
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None:  # another file, which could not be read or opened
             raise
-        raise OSError(error.errno, f"{error.strerror}; make room, then go on", str(path)) from None
+        raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from None
 
 
 def digest(path: Path) -> str:

@@ -23,9 +23,10 @@ from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
 
 CODE = "modeling_cdlm.py"
-PART = 15_000_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PATTERNS = ["*.json", "*.safetensors", "merges.txt", "README.md", CODE]
+_HEAD = ["---", "library_name: cdlm", "pipeline_tag: text-generation", "tags:", "- discrete-diffusion", "---", ""]
+"""How a card begins; by this it is known again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,10 @@ def write_folder(
     rows: Sequence[Row] = (),
     part: int | None = None,
 ) -> Path:
-    """A model folder for others: weights, tokenizer, how to sample it, a card, and code that transformers runs."""
+    """A model folder for others: weights, tokenizer, how to sample it, a card, and code that transformers runs.
+
+    A README.md that is there already and not a card of ours stays as it is.
+    """
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
     pretrained.save(denoiser, out, DTYPES[dtype], part)
@@ -88,8 +92,15 @@ def write_folder(
     for file in ("tokenizer.json", "vocab.json", "merges.txt"):
         if (tokenizer_folder / file).is_file():
             (out / file).write_bytes((tokenizer_folder / file).read_bytes())
-    (out / "README.md").write_text(card(out.name, config, denoiser.count(), rows))
+    write_card(out, out.name, denoiser.count(), rows)
     return out
+
+
+def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Row] = ()) -> None:
+    """The card of a model folder, under the name that one loads it by; the README.md of another hand is not touched."""
+    path = folder / "README.md"
+    if not path.exists() or path.read_text(encoding="utf-8", errors="replace").startswith("\n".join(_HEAD)):
+        path.write_text(card(name, read_object(folder / "config.json"), parameters, rows), encoding="utf-8")
 
 
 def push(config: PushConfig) -> str:
@@ -103,18 +114,21 @@ def push(config: PushConfig) -> str:
     rows = [row for folder in config.results for row in read_rows(folder)]
     model = load(config.model, "cpu", "float32")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = model.save_pretrained(Path(scratch) / config.to.split("/")[-1], config.dtype, rows)
+        folder = model.save_pretrained(Path(scratch) / "model", config.dtype)
+        write_card(folder, config.to, model.denoiser.count(), rows)
         api.create_repo(config.to, private=config.private, exist_ok=True)
         api.upload_folder(repo_id=config.to, folder_path=str(folder), commit_message=f"cdlm {__version__}")
     return f"{config.to}: cdlm sample {config.to}"
 
 
 def pull(config: PullConfig) -> Path:
-    """Download; the folder is there whole, or not at all."""
-    aside = config.out.with_name(config.out.name + ".partial")
+    """Download; the folder is there whole, or not at all. What an interrupted download left goes on if it is of the
+    same commit, and nothing else is ever mixed in."""
     hub = _hub()
     try:
-        hub.snapshot_download(config.source, revision=config.revision, local_dir=str(aside), allow_patterns=PATTERNS)
+        commit = hub.HfApi().model_info(config.source, revision=config.revision).sha
+        aside = config.out.with_name(f"{config.out.name}.{commit}.partial")
+        hub.snapshot_download(config.source, revision=commit, local_dir=str(aside), allow_patterns=PATTERNS)
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"the model hub did not give {config.source}: {reason}") from None
@@ -129,8 +143,7 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row]
     method = str(trained.get("method", "")).partition(":")[0]
     process = config.get("process")
     kind = "autoregressive" if process is None else f"{process['name']} diffusion"
-    lines = ["---", "library_name: cdlm", "pipeline_tag: text-generation", "tags:", "- discrete-diffusion", "---", ""]
-    lines += [f"# {name}", ""]
+    lines = [*_HEAD, f"# {name}", ""]
     lines += [f"A {kind} language model with {parameters / 1e6:,.1f}M parameters, written by cdlm {__version__}.", ""]
     if trained:
         how = METHODS[method].name if method in METHODS else method

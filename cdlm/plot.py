@@ -1,5 +1,6 @@
 """Pictures of runs: loss curves from metrics.jsonl, and the schedules of a recipe."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def plot_schedules(config: RunConfig, name: str, out: Path) -> Path:
     """Shares (kappa), step sizes delta, and the target's lambda over a run."""
     method, choices = parse_method(config.method)
     objective = method(method.default_process(2), config.steps, **choices)
+    objective = dataclasses.replace(objective, reference=config.reference)  # as it trains
     figure, axes = _figure(1, 3, f"{name}: {config.steps:,} steps")
     places = sorted({round(i * (config.steps - 1) / 600) for i in range(601)})
     copies = [step for step in range(config.steps) if objective.network and objective.lam(step) == 0]

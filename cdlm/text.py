@@ -14,7 +14,6 @@ CPU, elsewhere up to floating point (the last digits of a network may change wit
 import dataclasses
 import itertools
 import operator
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from torch import Tensor
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
 from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised
+from cdlm.fetch import folder_of
 from cdlm.files import read_object
 from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
@@ -301,13 +301,14 @@ def load(
     first and pays for many texts. A `tokenizer` (a tokenizer.json, or a folder of GPT-2's files) is needed where the
     folder has none.
     """
-    folder = pretrained.newest(_folder(source))
+    folder = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
     denoiser = pretrained.load(folder, chosen)
     config = read_object(folder / "config.json")
     if dtype == "auto":
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
-    denoiser.to(torch.bfloat16 if dtype == "bfloat16" else weight_dtype(chosen, dtype)).requires_grad_(False)
+    kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
+    denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
     words = _tokenizer(folder, tokenizer)
     if words.vocab_size > denoiser.vocab:
         raise ValueError(
@@ -315,7 +316,7 @@ def load(
         )
     if compile:
         accelerate(denoiser)
-    about = config.get("text") or {"length": _peers_length(config)}
+    about = _about_text(config.get("text"), folder) if "text" in config else {"length": _peers_length(config)}
     name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
@@ -326,7 +327,12 @@ def load(
 def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
     """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
     words = (word.partition("=") for word in models)
-    return [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
+    found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
+    labels = [label for label, _ in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice:
+        raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
+    return found
 
 
 def sampling_of(how: dict[str, Any]) -> Sampling:
@@ -338,23 +344,16 @@ def sampling_of(how: dict[str, Any]) -> Sampling:
     return Sampling(**how)
 
 
-def _folder(source: str | Path) -> Path:
-    """A folder here, or a copy of a repository of the model hub."""
-    path = Path(source)
-    if path.exists() or path.parent.is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        return path
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError:
-        raise ValueError(
-            f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
-        ) from None
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"there is no folder {source}, and the model hub did not give it either: {reason}") from None
+def _about_text(text: Any, folder: Path) -> dict[str, Any]:
+    """The part of a config.json that tells how its texts are written, checked."""
+    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool}
+    if not isinstance(text, dict) or "length" not in text:
+        raise pretrained.LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
+    found: dict[str, Any] = text
+    for name, value in found.items():
+        if name not in kinds or type(value) is not kinds[name] or (name == "length" and value < 0):
+            raise pretrained.LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
+    return found
 
 
 def _peers_length(config: dict[str, Any]) -> int:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cdlm import devices
 from cdlm.devices import pick_device, weight_dtype
 
 
@@ -24,11 +25,35 @@ def test_missing_and_unknown_devices_are_refused() -> None:
             pick_device(kind)
 
 
-def test_weights_are_wide_only_when_asked() -> None:
+def test_weights_are_wide_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
+    monkeypatch.setattr(devices, "_no_bfloat16", lambda: None)
     assert weight_dtype(cpu, "bfloat16") == weight_dtype(cpu, "float32") == torch.float32
     assert weight_dtype(cpu, "float64") == torch.float64
     with pytest.raises(ValueError, match="no float64"):
         weight_dtype(torch.device("mps"), "float64")
     with pytest.raises(ValueError, match="choose from"):
         weight_dtype(cpu, "float16")
+
+
+@pytest.mark.parametrize(
+    ("trial", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 4)", "a trial was killed by signal 4"),
+        ("raise RuntimeError", "a trial failed"),
+        ("pass", None),
+    ],
+)
+def test_bfloat16_is_tried_before_it_is_used_on_a_cpu(
+    trial: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An illegal instruction kills a process without a word; it must not be this one."""
+    monkeypatch.setattr(devices, "_TRIAL", trial)
+    monkeypatch.setattr(devices, "_no_bfloat16", devices._no_bfloat16.__wrapped__)
+    cpu = torch.device("cpu")
+    assert weight_dtype(cpu, "float32") == weight_dtype(torch.device("cuda"), "bfloat16") == torch.float32
+    if reason is None:
+        assert weight_dtype(cpu, "bfloat16") == torch.float32
+    else:
+        with pytest.raises(ValueError, match=rf"\({reason}\): use --dtype float32, or .*ONEDNN_MAX_CPU_ISA"):
+            weight_dtype(cpu, "bfloat16")

@@ -63,6 +63,14 @@ def test_a_blank_has_at_least_one_token() -> None:
         blanks("a___b", BYTES, width=0)
 
 
+def test_all_blanks_together_have_a_limit() -> None:
+    text = "[MASK:4]a" * 3
+    assert len(blanks(text, BYTES, longest=15).ids) == 15
+    for longest in (14, 8, 1):
+        with pytest.raises(ValueError, match=rf"at most {longest} tokens; this text with its blanks has \d+"):
+            blanks(text, BYTES, longest=longest)
+
+
 def test_holes_are_found() -> None:
     assert blanks("[MASK:2]a[MASK]bc[MASK]", BYTES).holes == [(0, 2), (3, 4), (6, 7)]
     assert noised("abc", BYTES).holes == []

@@ -1,7 +1,9 @@
 """Folders for others: what is saved comes back, transformers opens it, cards tell the truth, push and pull meet."""
 
+import hashlib
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import cdlm
+from cdlm.files import digest
 from cdlm.hub import CODE, PullConfig, PushConfig, card, pull, push
 from cdlm.model import LayoutError
 
@@ -35,6 +38,17 @@ def test_a_saved_model_writes_the_same_texts(model: Path, tmp_path: Path, part: 
     assert [text.text for text in other.sample(3, steps=4)] == [text.text for text in one.sample(3, steps=4)]
     with pytest.raises(ValueError, match="holds a model already"):
         one.save_pretrained(folder)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_model_saves_what_it_was(model: Path, tmp_path: Path) -> None:
+    """Compiling pads the head to a multiple of 128 tokens, of which a folder knows nothing."""
+    plain, compiled = cdlm.load(model, "cpu"), cdlm.load(model, "cpu", compile=True)
+    assert compiled.denoiser.count() == plain.denoiser.count()
+    one, other = plain.save_pretrained(tmp_path / "a" / "copy"), compiled.save_pretrained(tmp_path / "b" / "copy")
+    for name in ("model.safetensors", "config.json", "README.md"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert cdlm.load(other, "cpu").sample(steps=4)[0].text == plain.sample(steps=4)[0].text
 
 
 def test_half_the_bytes(model: Path, tmp_path: Path) -> None:
@@ -114,16 +128,29 @@ def test_a_card_says_how_it_was_made_and_measured(model: Path, tmp_path: Path) -
     assert "transformers" not in causal
 
 
+def test_the_readme_of_another_hand_is_kept(model: Path, tmp_path: Path) -> None:
+    one, folder = cdlm.load(model, "cpu"), tmp_path / "copy"
+    folder.mkdir()
+    readme = folder / "README.md"
+    readme.write_text("# My model\n\nwritten by cdlm and me\n")
+    one.save_pretrained(folder)
+    assert readme.read_text() == "# My model\n\nwritten by cdlm and me\n"
+    readme.write_text(card("an old name", {"process": None}, 1))  # our own may go
+    (folder / "config.json").unlink()
+    one.save_pretrained(folder)
+    assert "# copy" in readme.read_text()
+
+
 class Hub:
-    """A folder that stands for the hub."""
+    """A folder that stands for the hub; a commit is named after the files that it has."""
 
     class errors:  # noqa: N801
         class HfHubHTTPError(Exception): ...
 
         class HFValidationError(Exception): ...
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, room: int = 1000) -> None:
+        self.root, self.room = root, room
 
     def HfApi(self) -> "Hub":  # noqa: N802
         return self
@@ -134,20 +161,31 @@ class Hub:
     def upload_folder(self, repo_id: str, folder_path: str, commit_message: str) -> None:
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
 
-    def snapshot_download(self, repo_id: str, revision: str | None, local_dir: str, allow_patterns: list[str]) -> str:
+    def model_info(self, repo_id: str, revision: str | None) -> types.SimpleNamespace:
         if not (self.root / repo_id).is_dir():
             raise self.errors.HfHubHTTPError("404: no such repository\nmore")
-        for pattern in allow_patterns:
-            for path in (self.root / repo_id).glob(pattern):
-                Path(local_dir).mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, Path(local_dir) / path.name)
+        files = [(path.name, digest(path)) for path in sorted((self.root / repo_id).iterdir())]
+        return types.SimpleNamespace(sha=hashlib.sha1(str((revision, files)).encode()).hexdigest())
+
+    def snapshot_download(self, repo_id: str, revision: str | None, local_dir: str, allow_patterns: list[str]) -> str:
+        """Files that are there are taken to be what is wanted; after `room` of them the line is cut."""
+        wanted = {path for pattern in allow_patterns for path in (self.root / repo_id).glob(pattern)}
+        missing = [path for path in sorted(wanted) if not (Path(local_dir) / path.name).exists()]
+        Path(local_dir).mkdir(parents=True, exist_ok=True)
+        for path in missing[: self.room]:
+            shutil.copyfile(path, Path(local_dir) / path.name)
+        if len(missing) > self.room:
+            raise ConnectionError("the line is cut")
         return local_dir
 
 
 def test_push_and_pull_meet(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdlm.hub._hub", lambda: Hub(tmp_path / "hub"))
     assert "me/mine" in push(PushConfig(str(model), "me/mine"))
-    assert "# mine" in (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
+    page = (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
+    assert "# me/mine\n" in page
+    assert 'cdlm.load("me/mine")' in page
+    assert 'from_pretrained("me/mine", ' in page
     out = pull(PullConfig("me/mine", tmp_path / "copy"))
     assert cdlm.load(out, "cpu").sample(steps=4)[0].text == cdlm.load(model, "cpu").sample(steps=4)[0].text
     with pytest.raises(ValueError, match=r"did not give me/other: 404: no such repository$"):
@@ -158,6 +196,24 @@ def test_push_and_pull_meet(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("mine", "a/b/c", "/x"):
         with pytest.raises(ValueError, match="is owner/name"):
             PushConfig(str(model), name)
+
+
+def test_an_interrupted_pull_is_not_taken_for_another_model(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdlm.hub._hub", lambda: Hub(tmp_path / "hub"))
+    other = write_model(tmp_path / "other", "uniform", BPE, length=16)
+    for name, folder in (("me/a", model), ("me/b", other)):
+        push(PushConfig(str(folder), name))
+    out = tmp_path / "copy"
+    for source, room in (("me/a", 2), ("me/b", 1), ("me/b", 3)):
+        monkeypatch.setattr("cdlm.hub._hub", lambda room=room: Hub(tmp_path / "hub", room))
+        with pytest.raises(ValueError, match=r"did not give me/[ab]: the line is cut"):
+            pull(PullConfig(source, out))
+    assert not out.exists()
+    assert pull(PullConfig("me/b", out)) == out  # what came before is not fetched again
+    for path in (tmp_path / "hub" / "me" / "b").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.filterwarnings("default")

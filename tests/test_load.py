@@ -1,5 +1,6 @@
 """Opening models: folders, runs, the hub, peers; and what does not fit together."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -137,8 +138,9 @@ def test_a_folder_that_does_not_say_its_length_fills_blanks(tmp_path: Path) -> N
     assert model.infill("ab[MASK]", steps=2)[0].text.startswith("ab")
 
 
-def test_precision_and_device_are_chosen(tmp_path: Path) -> None:
+def test_precision_and_device_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path, "masked", length=16)
+    monkeypatch.setattr("cdlm.devices._no_bfloat16", lambda: None)  # nothing is computed here
     for name, kind in (("float64", torch.float64), ("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         parameters = list(cdlm.load(folder, "cpu", name).denoiser.parameters())
         assert {parameter.dtype for parameter in parameters} == {kind}
@@ -167,3 +169,22 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
         [sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ({"length": 64, "foo": 1}, "foo is 1"),
+        ({"posterior": "plug-in"}, 'no "length"'),
+        (5, 'no "length"'),
+        ({"length": "64"}, "length is '64'"),
+        ({"length": -1}, "length is -1"),
+        ({"length": 8, "framed": 1}, "framed is 1"),
+    ],
+)
+def test_a_damaged_account_of_the_texts_is_named(text: object, named: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "masked", length=24)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "text": text}))
+    with pytest.raises(ValueError, match=named):
+        cdlm.load(folder)

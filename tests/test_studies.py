@@ -1,11 +1,13 @@
 """The studies run from end to end, at a size too small to say anything, and go on where they were stopped."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from cdlm.data.prepare import PrepareConfig, prepare
 from cdlm.data.tokens import open_tokens
@@ -14,7 +16,7 @@ from cdlm.eval.results import read_rows
 from cdlm.methods import parse_method
 from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
-from studies import ablations, anchor, main_table, search
+from studies import ablations, anchor, bigram, main_table, search
 from studies.rows import FULL, Place, Row, settings
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +95,26 @@ def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Pat
     page = write_report(ReportConfig(tuple((tmp_path / "out").iterdir()), out=tmp_path / "report")).read_text()
     assert "Likelihood in few steps" in page
     assert "few-step-spread (dilated)" in page
+
+
+def test_the_denoiser_of_a_chain_is_exact(corpus: Path, tmp_path: Path) -> None:
+    """Against a sum over all texts; and the study runs."""
+    chain, v, l = bigram.Chain(torch.rand(3, 3, dtype=torch.float64) * 5), 3, 5
+    every = torch.cartesian_prod(*[torch.arange(v)] * l)
+    joint = chain.law[every[:, 0]] * chain.step[every[:, :-1], every[:, 1:]].prod(-1)
+    for x in ([v] * l, [v, 2, v, v, 0], [1, v, v, v, v], [v, v, 0, v, v]):
+        fits = joint * ((torch.tensor(x) == v) | (torch.tensor(x) == every)).all(-1)
+        found = chain(torch.tensor([x]), 0.5)[0].softmax(-1)
+        for i in range(l):
+            if x[i] == v:
+                law = torch.stack([fits[every[:, i] == token].sum() for token in range(v)])
+                assert torch.allclose(found[i].double(), law / law.sum(), atol=1e-5)
+    flags = ["--vocab", 12, "--steps", 3, "--num", 4, "--length", 24, "--out", tmp_path / "b.json"]
+    done = run("bigram", "--data", corpus / "tokens", *flags)
+    assert done.returncode == 0, done.stderr
+    first, *rows = [json.loads(line) for line in (tmp_path / "b.json").read_text().splitlines()]
+    assert first["what"] == "the language itself"
+    assert len(rows) == len(bigram.TRIALS)
 
 
 def test_labels_methods_and_tasks_of_all_rows(corpus: Path) -> None:

@@ -26,10 +26,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from cdlm import __version__
-from cdlm.data.sources import SOURCES, Corpus, Errors, Piece, Reader, kind_of, size_of
+from cdlm.data.corpora import SOURCES, Corpus
+from cdlm.data.sources import Errors, Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Packing, Split
-from cdlm.files import flush, take
+from cdlm.files import flush, naming, take
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -153,8 +154,6 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             pieces = Count().take(read("training the tokenizer", config.files, whole.characters), training)
             texts = (piece.text for piece in _evenly(pieces, whole.characters, sample))
             tokenizer = Tokenizer.train(texts, config.train_vocab)
-            if tokenizer.vocab_size < config.train_vocab:
-                console.print(f"the text has pairs for {tokenizer.vocab_size} tokens, not for {config.train_vocab}")
         stream = read("encoding", config.files, whole.characters)
         splits = {"train": _write(folder / "train.bin", stream, training, tokenizer, config)}
         if apart:
@@ -177,10 +176,15 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             config=json.loads(json.dumps(dataclasses.asdict(config), default=str)),
             cdlm=__version__,
         )
-        with _room_for(folder, config.out):
+        with naming(folder, _advice(config)):
             tokenizer.save(folder)
             meta.write(folder)
     console.print(table(meta))
+    if meta.vocab < config.train_vocab:
+        console.print(
+            f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab:,} of --train-vocab: no other pair "
+            "of tokens occurs twice in this text; give more text for more"
+        )
     console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
     return meta
 
@@ -248,7 +252,7 @@ def _write(
 
     seen, workers = Count(), config.workers or os.cpu_count() or 1
     digest, tokens, made, rest = hashlib.sha256(), 0, 0, np.empty(0, dtype)
-    with _room_for(path, config.out), path.open("wb") as file:
+    with naming(path, _advice(config)), path.open("wb") as file:
         for ids in _in_order(encode, _chunks(seen.take(pieces, documents)), workers):
             made += len(ids)
             if config.packing == "wrapped":
@@ -265,16 +269,8 @@ def _write(
     return Split(seen.documents, seen.characters, tokens, seen.empty, len(rest), digest.hexdigest())
 
 
-@contextlib.contextmanager
-def _room_for(path: Path, out: Path) -> Iterator[None]:
-    """Name what was being written when the disk is full, which the system does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:  # an input that cannot be read, or a folder that is gone
-            raise
-        advice = f"{error.strerror}; make room or choose another --out; nothing new is left under {out}"
-        raise OSError(error.errno, advice, str(path)) from None
+def _advice(config: PrepareConfig) -> str:
+    return f"make room or choose another --out; nothing new is left under {config.out}"
 
 
 def wrap(ids: Ids, length: int, bos: int, eos: int) -> tuple[Ids, Ids]:

@@ -119,10 +119,7 @@ class EvalConfig:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise ValueError(f"two files of --texts are called {twice}; give each a name: NAME=FILE")
-        labels = [label for label, _ in self.sources()]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice:
-            raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
+        self.sources()  # refuses two models of one name
 
     @property
     def judged(self) -> bool:

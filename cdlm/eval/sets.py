@@ -12,8 +12,9 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdlm.data.corpora import SOURCES
 from cdlm.data.prepare import wrap
-from cdlm.data.sources import SOURCES, Reader, kind_of
+from cdlm.data.sources import Reader, kind_of
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import shuffled
 

@@ -12,7 +12,7 @@ def frozen_copy(denoiser: Denoiser) -> Denoiser:
     return copy.deepcopy(denoiser).requires_grad_(False).eval()
 
 
-def _here(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that lives in this process: all of it, unless the weights are sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -22,7 +22,7 @@ def update(average: Denoiser, online: Denoiser, lam: float) -> None:
     """w <- lambda w + (1 - lambda) theta; a copy at lambda = 0, nothing at lambda = 1."""
     if lam == 1:
         return
-    ours, theirs = ([_here(parameter.detach()) for parameter in net.parameters()] for net in (average, online))
+    ours, theirs = ([local(parameter.detach()) for parameter in net.parameters()] for net in (average, online))
     if lam == 0:
         torch._foreach_copy_(ours, theirs)
     else:

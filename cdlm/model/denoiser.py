@@ -26,6 +26,11 @@ class Denoiser(nn.Module):
             )
         if process is None and vocab is None:
             raise ValueError("a causal network has no process to tell its vocabulary: give `vocab`")
+        if process is not None and shape.time_conditioning and not process.noise.eps > 0:
+            raise ValueError(
+                f"a network that is told the time sees -log alpha(t), which has no end at t = 1 where eps = "
+                f"{process.noise.eps:g}; use a noise schedule with eps > 0, such as 0.001"
+            )
         self.process = process
         self.vocab: int = process.vocab if process is not None else vocab or 0
         self.backbone = DiT(shape, self.vocab if process is None else process.states, self.vocab)
@@ -77,5 +82,7 @@ class Denoiser(nn.Module):
         return torch.where(known[..., None], certain, law)
 
     def count(self) -> int:
-        """Trainable parameters."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Trainable parameters; what `accelerate` pads the head with is none."""
+        head = self.backbone.output_layer.linear
+        padding = (head.out_features - self.vocab) * (head.in_features + 1)
+        return sum(parameter.numel() for parameter in self.parameters()) - padding

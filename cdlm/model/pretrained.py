@@ -35,7 +35,7 @@ def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = Non
     """
     tensors = {
         name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
-        for name, tensor in denoiser.state_dict().items()
+        for name, tensor in _cut(denoiser.state_dict(), denoiser.vocab).items()
     }
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior
@@ -247,10 +247,13 @@ def _stripped(
     """The network, and its tensors without what we do not keep."""
     _check_size(shape, vocab, tensors)
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    for name in (f"{PREFIX}output_layer.linear.weight", f"{PREFIX}output_layer.linear.bias"):
-        if name in kept:
-            kept[name] = kept[name][:vocab]
-    return Denoiser(shape, masked(vocab) if masks else uniform(vocab)), kept
+    return Denoiser(shape, masked(vocab) if masks else uniform(vocab)), _cut(kept, vocab)
+
+
+def _cut(tensors: dict[str, torch.Tensor], vocab: int) -> dict[str, torch.Tensor]:
+    """The head without rows that stand for no token: that of the mask, or those that `accelerate` pads it with."""
+    head = f"{PREFIX}output_layer.linear."
+    return {name: tensor[:vocab] if name.startswith(head) else tensor for name, tensor in tensors.items()}
 
 
 def _check_size(shape: Architecture, vocab: int, tensors: dict[str, torch.Tensor]) -> None:

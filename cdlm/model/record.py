@@ -10,6 +10,8 @@ from torch import Tensor
 from cdlm.model.denoiser import Denoiser
 
 Forward = Callable[..., Tensor]
+SHAPES = 16
+"""Shapes of batches whose graphs are kept; beyond that the one unused longest goes."""
 
 
 def recorded(work: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
@@ -57,7 +59,7 @@ def accelerate(denoiser: Denoiser) -> None:
 
 def _by_shape(forward: Forward) -> Forward:
     """A network as graphs, one for each shape of its batch and rows. The next call overwrites the result."""
-    known: dict[Any, tuple[list[Tensor], list[Tensor], Callable[[], None]]] = {}
+    known: dict[Any, tuple[list[Tensor], list[Tensor], Callable[[], None]]] = {}  # the last used last
     pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def call(x: Tensor, level: Tensor, rotary: tuple[Tensor, Tensor], rows: Tensor | None = None) -> Tensor:
@@ -70,7 +72,9 @@ def _by_shape(forward: Forward) -> Forward:
                 found[0] = forward(fixed[0], fixed[1], rotary, fixed[2] if len(fixed) > 2 else None)
 
             known[key] = fixed, found, recorded(work, x.device, pool)
-        fixed, found, replay = known[key]
+            if len(known) > SHAPES:
+                del known[next(iter(known))]
+        known[key] = fixed, found, replay = known.pop(key)
         for own, tensor in zip(fixed, inputs, strict=True):
             own.copy_(tensor)
         replay()

@@ -74,7 +74,7 @@ class Sampling:
             value = getattr(self, field.name)
             if choices and value not in choices:
                 raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
-        for name in ("steps", "top_k", "block", "temperature", "cool", "guidance"):
+        for name in ("steps", "top_k", "block", "temperature", "top_p", "cool", "guidance", "bound", "eta"):
             value, whole = getattr(self, name), name in ("steps", "top_k", "block")
             if value is not None and (not isinstance(value, int if whole else (int, float)) or isinstance(value, bool)):
                 raise ValueError(f"{_flag(name)} is a {'whole ' if whole else ''}number; got {value!r}")

@@ -31,6 +31,8 @@ from cdlm.text import Model
 PAGE = Path(__file__).parent / "page"
 BODY = 1 << 20
 """Bytes in a request."""
+LOOK = 1.0
+"""Seconds between two looks whether the reader of a plain answer is still there."""
 MoonSteps = enum.IntEnum("MoonSteps", {f"S{steps}": steps for steps in (1, 2, 3, 5, 10, 20, 50)})
 TEN = MoonSteps(10)
 HEADERS = {
@@ -48,6 +50,7 @@ WRONG: dict[int | str, dict[str, Any]] = {
         400: "The request cannot be read.",
         401: "The token is missing or wrong.",
         404: "There is no such model, job or result.",
+        409: "The text was cancelled.",
         413: "The request is too large.",
         422: "The request asks for something that cannot be done; the message says what.",
         429: "Too many texts are waiting to be written.",
@@ -114,20 +117,22 @@ def create_app(
         """The most that a request may ask for."""
         return limits
 
-    @app.post("/v1/completions", response_model=Written, responses=_wrong(400, 401, 404, 413, 422, 429))
+    @app.post("/v1/completions", response_model=Written, responses=_wrong(400, 401, 404, 409, 413, 422, 429))
     async def completions(asked: Completion, request: Request) -> Response:
         """Continue a prompt, or write from nothing. With `stream`, as server-sent events: start, frames, done."""
         return await write(asked, request)
 
-    @app.post("/v1/infill", response_model=Written, responses=_wrong(400, 401, 404, 413, 422, 429))
+    @app.post("/v1/infill", response_model=Written, responses=_wrong(400, 401, 404, 409, 413, 422, 429))
     async def infill(asked: Infill, request: Request) -> Response:
         """Fill the blanks of a text, or write chosen tokens anew."""
         return await write(asked, request)
 
-    @app.delete("/v1/jobs/{job}", status_code=204, responses=_wrong(401, 404, 422))
-    async def cancel(job: str) -> Response:
+    named = {"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}  # any name will do: no 422
+
+    @app.delete("/v1/jobs/{job}", status_code=204, responses=_wrong(401, 404), openapi_extra={"parameters": [named]})
+    async def cancel(request: Request) -> Response:
         """Stop writing a text; `start` events name the job."""
-        found = desk.find(job)
+        found = desk.find(request.path_params["job"])
         if found is None:
             raise HTTPException(404, "there is no such job; it may be finished")
         found.cancel()
@@ -171,9 +176,7 @@ def create_app(
             raise HTTPException(429, f"{full}; try again in a moment", {"retry-after": "2"}) from None
         if asked.stream:
             start = Event("start", {"id": job.id, "model": label, "position": ahead})
-            return StreamingResponse(
-                stream(job, label, start), media_type="text/event-stream", headers={"cache-control": "no-store"}
-            )
+            return Stream(job, stream(job, label, start))
         return await finished(job, label, request)
 
     app.mount("/static", StaticFiles(directory=PAGE), name="static")
@@ -181,7 +184,7 @@ def create_app(
 
 
 async def stream(job: Job, label: str, start: Event) -> AsyncIterator[bytes]:
-    """The events of a job; if the reader goes away, so does the job."""
+    """The events of a job."""
     try:
         yield sent(start)
         async for event in job.items(idle=5.0):
@@ -198,17 +201,32 @@ async def stream(job: Job, label: str, start: Event) -> AsyncIterator[bytes]:
             Event("error", {"error": {"message": "the model failed; the server's log says why", "type": "internal"}})
         )
         raise
-    finally:
-        job.cancel()
+
+
+class Stream(StreamingResponse):
+    """The events of a job as they come; if the reader goes away, even before the first, so does the job."""
+
+    def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self.job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.job.cancel()
 
 
 async def finished(job: Job, label: str, request: Request) -> Response:
-    """The end of a job alone."""
+    """The end of a job alone; if the reader goes away, so does the job, however fast its events come."""
     last: Event | None = None
+    looked = time.monotonic()
     try:
-        async for event in job.items():
-            if event is None and await request.is_disconnected():
-                break
+        async for event in job.items(LOOK):
+            if time.monotonic() - looked >= LOOK:
+                if await request.is_disconnected():
+                    break
+                looked = time.monotonic()
             last = event or last
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
@@ -270,7 +288,15 @@ def sections(results: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def problem(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    kinds = {400: "unreadable", 401: "unauthorized", 404: "missing", 413: "too large", 422: "invalid", 429: "busy"}
+    kinds = {
+        400: "unreadable",
+        401: "unauthorized",
+        404: "missing",
+        409: "cancelled",
+        413: "too large",
+        422: "invalid",
+        429: "busy",
+    }
     return JSONResponse({"error": {"message": message, "type": kinds.get(status, "error")}}, status, headers)
 
 

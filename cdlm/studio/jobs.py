@@ -1,7 +1,7 @@
 """Who writes when: one thread computes, and the jobs of all visitors take turns, one evaluation of the network each.
 
 So everyone sees progress, a cancelled job stops before its next evaluation, and a visitor who does not read what is
-written for them holds up nobody: their job waits, and after a while it is given up.
+written for them holds up nobody: their job waits, and after a while it is given up, sooner if others wait for a turn.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ AHEAD = 64
 """Items that are written before anyone has read them."""
 PATIENCE = 30.0
 """Seconds that a job waits for a reader."""
+HASTE = 3.0
+"""And if others wait for its place."""
 
 
 class Full(Exception):  # noqa: N818 (an answer, not a fault)
@@ -138,7 +140,7 @@ class Desk:
             return True
         if len(job.ready) >= AHEAD:
             job.unread = job.unread or time.monotonic()
-            if time.monotonic() - job.unread > PATIENCE:
+            if time.monotonic() - job.unread > (min(HASTE, PATIENCE) if self._waiting else PATIENCE):
                 job.cancel()
             return False
         job.unread = 0.0

@@ -13,6 +13,8 @@ from cdlm.devices import Device, Dtype
 from cdlm.text import labelled, load
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+UNREAD = 1 << 18
+"""Bytes that the system keeps for one who does not read; its own choice, megabytes, hides for long that nobody does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +54,7 @@ class StudioConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
         if not 0 <= self.port < 65_536:
             raise ValueError(f"--port is a number from 0 to 65535; got {self.port}")
-        labels = [label for label, _ in self.sources()]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice:
-            raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
+        self.sources()  # refuses two models of one name
         for folder in self.results:
             if not folder.exists():
                 raise ValueError(f"there is no folder {folder}; --results takes what cdlm eval --out has written")
@@ -101,6 +100,7 @@ def _listener(config: StudioConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
     try:
         found.bind((config.host, config.port))
     except OSError as error:

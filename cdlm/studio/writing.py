@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cdlm.draft import HOLE, Draft
+from cdlm.draft import HOLE, Draft, blanks
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling
 from cdlm.studio.schema import Choice, Completion, Infill, Limits, Settings, Usage
@@ -28,6 +28,8 @@ class Order:
     seed: int
     whole: bool
     """Whether a text is all of its tokens, not a given text around what was written."""
+    watched: bool
+    """Whether anybody looks at the states on the way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +55,14 @@ def order(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
             raise ValueError(f"at most {limits.length} tokens; got {length}")
         drafts = model.continuations([asked.prompt], asked.n, length)
     elif asked.text is not None:
-        drafts = model.infillings([asked.text], asked.n, asked.width)
+        drafts = [blanks(asked.text, model.tokenizer, asked.width, model.framed, limits.length)] * asked.n
     else:
         drafts = [remasked(model, asked.tokens or [], asked.masked or [])] * asked.n
     if len(drafts[0].ids) > limits.length:
         raise ValueError(f"at most {limits.length} tokens; got {len(drafts[0].ids)}")
     how = sampling(asked)
     model.check(drafts, how)
-    return Order(model, drafts, how, asked.seed, isinstance(asked, Infill) and asked.text is None)
+    return Order(model, drafts, how, asked.seed, isinstance(asked, Infill) and asked.text is None, asked.stream)
 
 
 def sampling(asked: Settings) -> Sampling:
@@ -85,10 +87,11 @@ def remasked(model: Model, tokens: list[int], masked: list[int]) -> Draft:
 
 
 def events(asked: Order) -> Iterator[Event]:
-    """A frame for each state, and the finished texts."""
+    """A frame for each state, empty unless it is looked at, and the finished texts."""
     began, before, last = time.perf_counter(), None, None
     for last in asked.model.frames(asked.drafts, asked.how, asked.seed):
-        yield Event("frame", {**_frame(asked, last, before), "seconds": round(time.perf_counter() - began, 4)})
+        shown = _frame(asked, last, before) if asked.watched else {}
+        yield Event("frame", {**shown, "seconds": round(time.perf_counter() - began, 4)})
         before = last
     assert last is not None
     seconds = time.perf_counter() - began

@@ -7,6 +7,8 @@ optimiser state. Either way `whole` gives ordinary tensors: a checkpoint does no
 import dataclasses
 import datetime
 import os
+import time
+import uuid
 from collections.abc import Callable
 
 import torch
@@ -54,7 +56,8 @@ def join(parallel: Parallel, device: torch.device) -> World:
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
             store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-            dist.init_process_group(backend, store=_own(store), rank=rank, world_size=size, timeout=PATIENCE)
+            store = _own(store, rank, size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         except RuntimeError as error:
             if not lost_contact(error):
                 raise
@@ -63,15 +66,27 @@ def join(parallel: Parallel, device: torch.device) -> World:
     return World(dist.get_rank(), dist.get_world_size())
 
 
-def _own(store: dist.Store) -> dist.Store:
+def _own(store: dist.Store, rank: int, size: int) -> dist.Store:
     """A part of the store in which processes find each other, for this attempt alone.
 
-    On one node torchrun keeps a store over its restarts, and the addresses of the dead would mislead the living. Over
-    several nodes attempts are counted apart, so it must be told to make a new one (docs/reliability.md).
+    torchrun keeps one store over its restarts, where the addresses of the dead would mislead the living, and counts
+    the restarts of each node apart. So the processes agree on a name: the first calls out a new one, the others answer
+    with one of their own, and a call is the right one if its list of answers has theirs.
     """
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        return store
-    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    mine, deadline = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
+    if rank == 0:
+        store.set("call", mine)
+        answers = [f"{mine}/{other}" for other in range(1, size)]
+        store.wait(answers, PATIENCE)
+        store.set(f"{mine}/list", b" ".join(map(store.get, answers)))
+        return PrefixStore(mine, store)
+    while time.monotonic() < deadline:
+        call = store.get("call").decode()
+        store.set(f"{call}/{rank}", mine)
+        if store.check([f"{call}/list"]) and mine in store.get(f"{call}/list").decode():
+            return PrefixStore(call, store)
+        time.sleep(0.05)
+    raise dist.DistStoreError(f"the first did not answer for {PATIENCE}")
 
 
 def leave(together: bool) -> None:
@@ -144,11 +159,6 @@ def whole(tensor: Tensor) -> Tensor:
     """The full tensor on the host, whatever way it is held; every process must call this together."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

@@ -9,22 +9,12 @@ from torch import Tensor
 
 from cdlm.config import RunConfig
 from cdlm.devices import autocast
-from cdlm.model.average import frozen_copy, update
+from cdlm.model.average import frozen_copy, local, update
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective import Objective
 from cdlm.rng import seeded
 from cdlm.schedules import scaled_decay
-from cdlm.train.distributed import (
-    World,
-    accumulating,
-    gather,
-    local,
-    loss_module,
-    restore,
-    settle,
-    shard_frozen,
-    whole,
-)
+from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
 from cdlm.types import Tokens
 
 Batches = Callable[[int, Int[Tensor, "b"]], Tokens]

@@ -40,8 +40,9 @@ FREE = {
     *("out", "data", "init_from", "device", "parallel", "accumulate", "compile", "log_every", "valid_every"),
     *("valid_batches", "samples", "sample_steps", "save_every", "keep", "track"),
 }
-"""Settings that may change when a run resumes: they move no weight, or only in the last digits. (`data` is a path; the
-tokens themselves must be the same.)"""
+"""Settings that may change when a run resumes: they move no weight, or only in the last digits. But with
+dropout another layout (`parallel`, the number of processes, `accumulate`) drops other units, and the weights differ as
+with another seed. (`data` is a path; the tokens themselves must be the same.)"""
 
 
 def train(config: RunConfig, resume: Resume = "no") -> Path:
@@ -57,10 +58,12 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
         raise ValueError(
             f"--batch {config.batch} does not divide among {world.size} processes x {config.accumulate} micro-batches"
         )
-    data, valid = open_tokens(config.data, "train"), open_tokens(config.data, "valid")
+    data = open_tokens(config.data, "train")
+    valid = open_tokens(config.data, "valid") if "valid" in data.meta.splits else None
     data.check_vocabulary(Tokenizer.load(config.data / "tokenizer.json").vocab_size, "its tokenizer.json")
     for split in (data, valid):
-        split.blocks(config.length)  # too little data is found now, not at the first validation
+        if split is not None:
+            split.blocks(config.length)  # too little data is found now, not at the first validation
     corpus = {"sha256": data.meta.splits["train"].sha256, "vocab": data.meta.vocab}
 
     def choose() -> str | None:
@@ -101,6 +104,8 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
         if world.first:
             write_whole(config.out / "run.json", json.dumps(to_json(config), indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
+            if valid is None:
+                print(f"no validation, and no best checkpoint: {config.data} was prepared without a valid split")
             record = open_log(config, first)
             if first:
                 done_already = "this run is complete; nothing to do" if first >= config.steps else ""
@@ -126,8 +131,8 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
                     record(line)
                     print(console_line(line, config), flush=True)
                 recent = []
-            if valid_now:
-                found = validate(state, method, valid, step)
+            if valid_now and valid is not None:
+                found = validate(state, method, valid, step, math.inf if best is None else best[0])
                 if math.isfinite(found["nelbo"]) and (best is None or found["nelbo"] < best[0]):
                     best, save_now = (found["nelbo"], n), True  # the best is always kept
                 if record is not None:

@@ -8,7 +8,7 @@ import torch
 from cdlm.config import RunConfig
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile
-from cdlm.eval.diversity import entropy
+from cdlm.eval.diversity import entropy, pooled_entropy
 from cdlm.eval.likelihood import nelbo
 from cdlm.methods import Method
 from cdlm.model.denoiser import Denoiser
@@ -16,12 +16,15 @@ from cdlm.rng import seeded
 from cdlm.sample import Drawing, ancestral, autoregressive, last, uniform_grid
 from cdlm.train.distributed import gather, mean, settle
 from cdlm.train.learner import Learner
-from cdlm.types import Tokens
+from cdlm.types import Tokens, wide
 
 
 @torch.no_grad()
-def validate(state: Learner, method: Method, valid: TokenFile, step: int) -> dict[str, Any]:
-    """The NELBO of the averaged weights, and a few texts with their entropy beside that of the data."""
+def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: float = math.inf) -> dict[str, Any]:
+    """The NELBO of the averaged weights, and a few texts with their entropy beside that of the data.
+
+    `best` is the lowest NELBO that the run has had before.
+    """
     config, world, device = state.config, state.world, state.denoiser.device
     size = min(config.batch, 64, valid.blocks(config.length))
     batches = []
@@ -29,17 +32,20 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int) -> dic
         if number == config.valid_batches:
             break
         batches.append((number, x0.to(device)))
-    own = batches[world.rank :: world.size] if len(batches) >= world.size else batches
-    own = own[: max(1, len(batches) // world.size)]
     gather(state.average)
-    rows = config.batch // (world.size * config.accumulate)
-    value = mean(torch.tensor(nelbo(state.average, own, config.seed, rows), device=device), world)
-    found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(value)}
+    rows, total = config.batch // (world.size * config.accumulate), torch.zeros(2, dtype=wide(device), device=device)
+    for number, x0 in batches[world.rank :: world.size]:
+        value = nelbo(state.average, [(number, x0)], config.seed, rows)
+        total += torch.tensor([len(x0) * value, len(x0)], dtype=total.dtype).to(device)
+    total = mean(total, world)
+    found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(total[0] / total[1])}
     if config.samples:
         x = draw(state.average, method, config, step, valid.meta.bos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.samples].cpu()).mean())
-        found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.length)
+        counts = pooled_entropy([row for _, x0 in batches for row in x0.tolist()])
+        learned = min(best, found["nelbo"]) < counts or 2 * (step + 1) > config.steps
+        found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.length, learned)
         found["texts"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
     settle(state.average)
     return found
@@ -56,11 +62,15 @@ def draw(denoiser: Denoiser, method: Method, config: RunConfig, step: int, bos: 
     return last(ancestral(denoiser, denoiser.process, start, grid, rng, drawing)).x
 
 
-def alarm(found: float, data: float, length: int) -> str | None:
-    """Mode collapse: a nat below the data's entropy. Uniform drift: more than half way from it to that of noise."""
+def alarm(found: float, data: float, length: int, learned: bool = True) -> str | None:
+    """Mode collapse: a nat below the data's entropy. Uniform drift: more than half way from it to that of noise.
+
+    Every network writes noise at first. So drift counts only in one that has `learned`: it has once known more than how
+    often each token occurs, or half of the run is over and it should.
+    """
     if found < data - 1:
         return "mode collapse"
-    return "uniform drift" if found > (data + math.log(length)) / 2 else None
+    return "uniform drift" if learned and found > (data + math.log(length)) / 2 else None
 
 
 def report(found: dict[str, Any], config: RunConfig) -> None:

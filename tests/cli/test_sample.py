@@ -464,6 +464,15 @@ def test_bfloat16_on_a_cpu(folder: str) -> None:
     assert len(json.loads(done.stdout)["tokens"]) == 32
 
 
+def test_bfloat16_on_a_cpu_works_or_is_refused(folder: str) -> None:
+    """With the instructions that this CPU announces, whether it has them or not: never an illegal one."""
+    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num", "1", "--steps", "2", "--json"]
+    done = cdlm("sample", folder, *flags, ONEDNN_MAX_CPU_ISA="ALL")
+    assert done.returncode in (0, 1), done.stderr
+    if done.returncode:
+        assert done.stderr.startswith("cdlm: this CPU does not compute in bfloat16"), done.stderr
+
+
 def test_no_model_no_traceback() -> None:
     done = cdlm("sample")
     assert done.returncode == 1

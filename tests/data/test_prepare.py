@@ -174,8 +174,21 @@ def test_the_summary_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=5000)
     prepare(config, Console(width=120))
     shown = capsys.readouterr().out
-    for part in ("encoding", "trained tokenizer", "characters a token", "the text has pairs for", "wrote"):
+    for part in ("encoding", "trained tokenizer", "characters a token", "wrote"):
         assert part in shown
+
+
+@pytest.mark.parametrize(("asked", "smaller"), [(5000, True), (258, False), (0, False)])
+def test_a_vocabulary_smaller_than_asked_for_is_said(
+    asked: int, smaller: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.txt").write_text("some text and some text and more")
+    config = PrepareConfig(
+        (str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=asked
+    )
+    meta = prepare(config, Console(width=160))
+    said = f"the vocabulary has {meta.vocab:,} tokens, not the 5,000 of --train-vocab" in capsys.readouterr().out
+    assert said == smaller == (meta.vocab < asked)
 
 
 @pytest.mark.parametrize(

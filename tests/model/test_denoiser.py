@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdlm.model import Architecture, Denoiser
-from cdlm.process import Cosine, masked, uniform, unigram
+from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 from cdlm.types import Mixture
 
 V = 7
@@ -148,3 +148,11 @@ def test_a_process_and_a_causal_network_exclude_each_other():
 def test_times_outside_the_unit_interval_are_refused(t, tiny):
     with pytest.raises(ValueError, match=r"times lie in \[0, 1\]"):
         tiny(uniform(V), time_conditioning=True)(torch.zeros(1, 3, dtype=torch.long), t)
+
+
+@pytest.mark.parametrize("noise", [LogLinear(0.0), Cosine(0.0)])
+def test_a_network_that_is_told_the_time_needs_some_signal_left(noise, tiny):
+    """-log alpha(1) would be infinite."""
+    with pytest.raises(ValueError, match="use a noise schedule with eps > 0"):
+        tiny(uniform(V, noise), time_conditioning=True)
+    assert bool(torch.isfinite(tiny(uniform(V, noise))(torch.zeros(1, 3, dtype=torch.long), 1.0)).all())

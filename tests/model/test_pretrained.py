@@ -292,3 +292,10 @@ def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
     assert found.process.name == "uniform"
     assert torch.equal(found(x, 0.4), net(x, 0.4))
     assert not torch.allclose(found(x, 0.4), found(x, 0.9))
+
+
+def test_a_schedule_without_an_end_is_refused(tiny, tmp_path):
+    folder = save(tiny(uniform(V), time_conditioning=True), tmp_path)
+    spoil_config(folder, process={"name": "uniform", "noise": "log-linear", "eps": 0.0})
+    with pytest.raises(LayoutError, match="eps > 0"):
+        load(folder)

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import math
+import pickle
 import random
 import shutil
 import struct
@@ -328,3 +329,29 @@ def test_weights_of_another_kind_are_refused(work: Path, model: Path) -> None:
     save_file({**tensors, name: torch.full_like(tensors[name], math.nan)}, folder / "model.safetensors")
     with pytest.raises(LayoutError, match=rf"{name}' holds numbers that are not finite"):
         load(folder)
+
+
+class Trap:
+    """Whoever unpickles this leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "modeling_cdlm.py"])
+def test_nothing_in_a_model_folder_is_unpickled_or_run(name: str, model: Path, tmp_path: Path) -> None:
+    """Weights that are a pickle, in either place, and code beside them: an error or a text, and no mark."""
+    folder, mark = Path(shutil.copytree(model, tmp_path / "model")), tmp_path / "mark"
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n".encode()
+    (folder / name).write_bytes(code if name.endswith(".py") else pickle.dumps(Trap(mark)))
+    status, said = cdlm("sample", folder, "--num", 1, "--steps", 2, "--length", 8, "--device", "cpu")
+    assert not mark.exists()
+    assert status == (0 if name.endswith(".py") else 1), said
+    assert "Traceback" not in said
+    pickle.loads(pickle.dumps(Trap(mark)))
+    assert mark.exists()  # the trap works

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -83,6 +84,25 @@ def test_overflow_is_not_saved(name: str, recipe, tried) -> None:
         train(config)
     assert_finite(config.out, [step for step, _ in checkpoint.listed(config.out)])
     tried(f"overflow of the weights ({name})", 1, "the run stops before it saves them")
+
+
+@pytest.mark.soak
+def test_overflow_in_bfloat16_is_not_saved(recipe, tmp_path: Path, tried) -> None:
+    """In a process of its own, without the tile registers, which some virtual machines announce and do not have."""
+    config = recipe("mcdlm", lr=1e29, save_every=1, warmup=0.5, steps=8, dtype="bfloat16")
+    (tmp_path / "run.json").write_text(json.dumps(to_json(config)))
+    done = subprocess.run(
+        [sys.executable, "-m", "cdlm", "train", str(tmp_path / "run.json")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.match(r"cdlm: not a finite number (at|after) step .*try a lower --lr", done.stderr), done.stderr
+    assert_finite(config.out, [step for step, _ in checkpoint.listed(config.out)])
+    tried("overflow of the weights (bfloat16)", 1, "the run stops before it saves them")
 
 
 def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:

@@ -156,6 +156,20 @@ def test_who_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     run(scene)
 
 
+def test_who_does_not_read_goes_sooner_if_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AHEAD", 4)
+    monkeypatch.setattr(jobs, "HASTE", 0.2)
+
+    async def scene(desk: Desk) -> None:
+        deaf = [desk.submit(lambda: iter(range(1000)))[0] for _ in range(desk.at_once)]
+        await asyncio.sleep(0.4)
+        assert not any(job.cancelled.is_set() for job in deaf)  # nobody wants their places
+        assert await everything(desk.submit(lambda: iter(range(50)))[0]) == list(range(50))
+        assert any(job.cancelled.is_set() for job in deaf)
+
+    run(scene)
+
+
 def test_silence_is_told() -> None:
     def slow() -> Iterator[int]:
         time.sleep(0.3)

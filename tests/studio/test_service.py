@@ -1,6 +1,9 @@
 """The service over HTTP: what it writes is what the library writes, and what it refuses it explains."""
 
+import asyncio
 import json
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,16 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from cdlm.eval.grid import EvalConfig
 from cdlm.eval.suite import evaluate
+from cdlm.studio import app as service
 from cdlm.studio.app import BODY, create_app
-from cdlm.studio.schema import Limits
-from cdlm.studio.writing import pieces
+from cdlm.studio.jobs import Desk, Job
+from cdlm.studio.schema import Infill, Limits
+from cdlm.studio.writing import order, pieces
 
 from ..eval.suites import QUIET
 from ..writers import BPE, small, write_model
@@ -149,6 +155,80 @@ def test_what_cannot_be_done_is_explained(
         assert message in answer.json()["error"]["message"]
 
 
+def test_a_short_text_of_wide_blanks_is_refused_before_it_is_built() -> None:
+    asked = Infill(text="[MASK:100000]a" * 30)  # three million tokens
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="at most 64 tokens"):
+        order(asked, MODELS["masked"], Limits(length=64))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def endless(*_: object) -> Iterator[service.Event]:
+    while True:
+        yield service.Event("frame", {})
+        time.sleep(0.002)
+
+
+def test_a_plain_answer_is_not_written_for_one_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if events come all the time."""
+    monkeypatch.setattr(service, "LOOK", 0.05, raising=False)
+
+    class Left:
+        async def is_disconnected(self) -> bool:
+            return True
+
+    async def scene() -> None:
+        desk = Desk()
+        job, _ = desk.submit(endless)
+        with pytest.raises(HTTPException, match="cancelled"):
+            await asyncio.wait_for(service.finished(job, "m", Left()), 5)
+        assert await asyncio.to_thread(job.ended.wait, 5)
+        desk.close()
+
+    asyncio.run(scene())
+
+
+def test_a_stream_whose_reader_left_before_it_began_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, seen = Desk.submit, list[Job]()
+
+    def noted(desk: Desk, work: Any) -> tuple[Job, int]:
+        job, ahead = submit(desk, work)
+        seen.append(job)
+        return job, ahead
+
+    monkeypatch.setattr(Desk, "submit", noted)
+    monkeypatch.setattr(service, "events", endless)
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1"}
+    scope |= {"method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b""}
+    scope |= {"headers": [(b"content-type", b"application/json")], "scheme": "http", "root_path": ""}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"stream": true}', "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        raise OSError("the connection is closed")
+
+    async def scene() -> None:
+        app = create_app(MODELS)
+        async with app.router.lifespan_context(app):
+            with pytest.raises(Exception):  # noqa: B017, PT011 (whatever the framework makes of it)
+                await app(scope, receive, send)
+            assert await asyncio.to_thread(seen[0].ended.wait, 5)
+
+    asyncio.run(scene())
+
+
+def test_frames_are_made_only_for_those_who_look(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*_: object) -> dict[str, Any]:
+        raise ValueError("a frame was made")
+
+    monkeypatch.setattr("cdlm.studio.writing._frame", made)
+    assert client.post("/v1/completions", json={"steps": 4, "max_tokens": 8}).status_code == 200
+    assert "a frame was made" in client.post("/v1/completions", json={"steps": 4, "stream": True}).text
+
+
 def test_what_is_no_request_is_refused(client: TestClient) -> None:
     for body, kind in ((b"{", "application/json"), (b"{}", "text/plain"), (b"[]", "application/json")):
         answer = client.post("/v1/completions", content=body, headers={"content-type": kind})
@@ -244,4 +324,8 @@ def test_the_description_names_every_path(client: TestClient) -> None:
         *("/health", "/v1/models", "/v1/limits", "/v1/completions", "/v1/infill", "/v1/jobs/{job}"),
         *("/v1/results", "/v1/moons"),
     }
-    assert "429" in paths["/v1/completions"]["post"]["responses"]
+    for path in ("/v1/completions", "/v1/infill"):
+        assert set(paths[path]["post"]["responses"]) == set(map(str, (200, 400, 401, 404, 409, 413, 422, 429)))
+    stop = paths["/v1/jobs/{job}"]["delete"]
+    assert set(stop["responses"]) == {"204", "401", "404"}
+    assert stop["parameters"] == [{"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}]

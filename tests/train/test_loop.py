@@ -12,12 +12,19 @@ import torch
 from safetensors import SafetensorError
 
 from cdlm.config import RunConfig, from_json, read_config, to_json
+from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.tokens import open_tokens
+from cdlm.eval.likelihood import nelbo
 from cdlm.files import alone_in
 from cdlm.methods import METHODS, parse_method
 from cdlm.model import Architecture, Denoiser, LayoutError, load, pretrained, save
+from cdlm.plot import plot_run
 from cdlm.process import uniform
 from cdlm.recipes import RECIPES
-from cdlm.train import checkpoint, loop
+from cdlm.train import checkpoint, loop, validation
+from cdlm.train.distributed import World
+from cdlm.train.learner import learner
+from cdlm.train.log import read_metrics
 from cdlm.train.loop import train
 from cdlm.train.validation import alarm
 
@@ -231,6 +238,26 @@ def test_entropy_alarm_has_two_sides() -> None:
     assert alarm(3.0, 5.4, 1024) == "mode collapse"
     assert alarm(5.3, 5.4, 1024) is None
     assert alarm(6.8, 5.4, 1024) == "uniform drift"
+    assert alarm(6.8, 5.4, 1024, learned=False) is None
+    assert alarm(3.0, 5.4, 1024, learned=False) == "mode collapse"
+
+
+def test_noise_is_called_drift_only_after_something_was_learned(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained network writes noise; one that knew how often each token occurs and forgets it has drifted."""
+    before: list[float] = []
+    real = loop.validate
+
+    def remembered(state, method, valid, step, best):
+        before.append(best)
+        return real(state, method, valid, step, 1.0 if step == 3 else best)  # as if it had been good, once
+
+    monkeypatch.setattr(loop, "validate", remembered)
+    config = recipe("mdlm", steps=12, lr=1e-9, samples=2, sample_steps=4, valid_every=2, save_every=12)
+    train(config)
+    alarms = {line["step"]: line["alarm"] for line in read_metrics(config.out) if line["kind"] == "valid"}
+    assert {step for step, said in alarms.items() if said == "uniform drift"} == {4, 8, 10, 12}
+    assert before[0] == math.inf
+    assert before == sorted(before, reverse=True)
 
 
 def test_the_best_checkpoint_is_kept_whenever_it_was_found(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +347,38 @@ def test_choices_that_cannot_be_meant_are_refused(spec: str, message: str) -> No
 def test_networks_that_cannot_be_built_are_refused(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Architecture(**field)
+
+
+def test_data_without_a_valid_split_trains_without_validation(
+    recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat sees fish. " * 40)
+    prepare(PrepareConfig((str(tmp_path / "text.txt"),), tmp_path / "tokens", length=32, valid_share=0))
+    config = recipe("mcdlm", data=tmp_path / "tokens", steps=4, valid_every=2, samples=1)
+    assert train(config).name == "step-00000004"
+    assert "no validation" in capsys.readouterr().out
+    assert {line["kind"] for line in read_metrics(config.out)} == {"train"}
+    assert plot_run(config.out, tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_validation_does_not_depend_on_the_number_of_processes(
+    size: int, recipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All batches, a shorter one at the end, and every sequence counts once."""
+    config = recipe("mdlm", batch=24, valid_batches=100)
+    network, method, objective = loop.build(config, 257, torch.device("cpu"))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    valid = open_tokens(corpus, "valid")
+    batches = list(enumerate(valid.validation(config.batch, config.length)))
+    assert 3 < len(batches) < 8
+    assert len(batches[-1][1]) < config.batch
+    found = []
+    monkeypatch.setattr(validation, "mean", lambda values, world: found.append(values) or values)
+    state = learner(config, network, objective, World())
+    for rank in range(size):
+        validation.validate(dataclasses.replace(state, world=World(rank, size)), method, valid, 0)
+    sums, count = torch.stack(found).sum(0)
+    assert count == valid.blocks(config.length)
+    assert float(sums / count) == pytest.approx(nelbo(state.average, batches, config.seed), rel=1e-6)

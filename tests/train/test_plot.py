@@ -1,9 +1,11 @@
 """The schedules of the paper as they are plotted and trained, and the pictures of a run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cdlm import plot
 from cdlm.methods import parse_method
 from cdlm.plot import plot_run, plot_schedules
 from cdlm.recipes import RECIPES
@@ -48,6 +50,14 @@ def test_schedules_of_ucdlm_are_the_papers() -> None:
 def test_schedules_are_drawn(name: str, tmp_path: Path) -> None:
     path = plot_schedules(RECIPES[f"tiny-{name}"].config, name, tmp_path / "new" / "schedules.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lambda_is_drawn_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of 100K steps quotes its decay for 100K steps, so there .999 is .999."""
+    monkeypatch.setattr(plot, "_save", lambda figure, _: figure)
+    figure: Any = plot_schedules(RECIPES["mcdlm-100k"].config, "mcdlm-100k", Path("unused"))
+    drawn = figure.axes[2].lines[0].get_ydata()
+    assert drawn[-1] == pytest.approx(0.999, abs=1e-9)
 
 
 def test_a_run_is_drawn(recipe) -> None:
