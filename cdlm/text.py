@@ -349,11 +349,10 @@ def _about_text(text: Any, folder: Path) -> dict[str, Any]:
     kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool}
     if not isinstance(text, dict) or "length" not in text:
         raise pretrained.LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
-    found: dict[str, Any] = text
-    for name, value in found.items():
-        if name not in kinds or type(value) is not kinds[name] or (name == "length" and value < 0):
+    for name, value in text.items():
+        if type(value) is not kinds.get(name) or (name == "length" and text["length"] < 0):
             raise pretrained.LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
-    return found
+    return text
 
 
 def _peers_length(config: dict[str, Any]) -> int:
