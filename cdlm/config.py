@@ -140,6 +140,13 @@ def from_json(values: dict[str, Any]) -> RunConfig:
     return _build(RunConfig, values, "")
 
 
+def completed(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that an earlier version wrote; those that it did not know yet have their defaults."""
+    known = to_json(RunConfig())
+    network = values.get("network")
+    return {**known, **values, "network": {**known["network"], **network} if isinstance(network, dict) else network}
+
+
 def read_config(path: Path) -> RunConfig:
     """The configuration in a run.json."""
     if not path.is_file():

@@ -64,7 +64,8 @@ def test_loss_and_gradient_agree_with_the_cpu(name: str, compiled: bool) -> None
         assert (a - b).norm() <= 1e-2 * a.norm() + 1e-6
 
 
-def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tied: bool, tmp_path: Path) -> None:
     from cdlm.data.prepare import PrepareConfig, prepare
     from cdlm.recipes import RECIPES
     from cdlm.train.loop import train
@@ -74,7 +75,7 @@ def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tmp_path: Path) -> None:
     prepare(PrepareConfig((text,), tmp_path / "tokens", packing="plain", length=32, valid=(text,)))
     config = dataclasses.replace(
         RECIPES["tiny-mcdlm"].config, data=tmp_path / "tokens", out=tmp_path / "run", device="cuda", dtype="bfloat16",
-        steps=60, length=32, save_every=30, samples=1,
+        steps=60, length=32, save_every=30, samples=1, network=dataclasses.replace(SIZES["tiny"], tied=tied),
     )  # fmt: skip
     last = train(config)
     assert last.name == "step-00000060"

@@ -84,13 +84,16 @@ def test_too_small_parts_are_refused(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("kind", "part"), [("masked", None), ("uniform", None), ("masked", 20_000)])
+@pytest.mark.parametrize(
+    ("kind", "part", "tied"),
+    [("masked", None, False), ("uniform", None, False), ("masked", 20_000, False), ("masked", 20_000, True)],
+)
 def test_transformers_gives_the_same_logits(
-    kind: Any, part: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, part: int | None, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    one = cdlm.load(write_model(tmp_path / "model", kind, BPE, length=16), "cpu")
+    one = cdlm.load(write_model(tmp_path / "model", kind, BPE, length=16, tied=tied), "cpu")
     folder = one.save_pretrained(tmp_path / f"copy-{kind}", part=part)
     assert (folder / CODE).is_file()
     other = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()

@@ -26,13 +26,19 @@ TOKENIZERS = {"bytes": BYTES, "bpe": BPE}
 
 
 def write_model(
-    folder: Path, kind: Kind, words: Tokenizer = BYTES, favour: float = 0.0, vocab: int | None = None, **about: object
+    folder: Path,
+    kind: Kind,
+    words: Tokenizer = BYTES,
+    favour: float = 0.0,
+    vocab: int | None = None,
+    tied: bool = False,
+    **about: object,
 ) -> Path:
     """A model folder of random weights; `favour` is added to the logit of the end of text."""
     v = vocab or words.vocab_size
     process = {"masked": masked, "uniform": uniform}[kind](v) if kind != "causal" else None
     torch.manual_seed(1)
-    shape = Architecture(16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None)
+    shape = Architecture(16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None, tied=tied)
     denoiser = Denoiser(shape, process, None if process else v)
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)

@@ -1,6 +1,7 @@
 """The denoiser f_theta(x_t, t): for each position a law over clean tokens."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ class Denoiser(nn.Module):
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""
-        return self.backbone.output_layer.linear(rows)[..., : self.vocab]  # `accelerate` pads it
+        return F.linear(rows, *self.backbone.head)[..., : self.vocab]  # `accelerate` pads it
 
     def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """Log-probabilities over the clean vocabulary, in fp32 or wider."""

@@ -46,6 +46,8 @@ class Architecture:
     absolute: int = 0
     """Learned embeddings for this many absolute positions; 0 for rotary ones alone, as in MDLM, which cannot tell the
     positions of a fully masked sequence apart (every value that attention mixes is the same)."""
+    tied: bool = False
+    """The head's weights are the embeddings of the clean tokens: a small network spends its parameters elsewhere."""
 
     def __post_init__(self) -> None:
         if min(self.hidden, self.blocks, self.heads, self.cond) < 1 or self.absolute < 0 or not 0 <= self.dropout < 1:
@@ -78,10 +80,13 @@ class LayerNorm(nn.Module):
 class Embedding(nn.Module):
     """Token embeddings; relaxed tokens are mixtures of them."""
 
-    def __init__(self, inputs: int, width: int) -> None:
+    def __init__(self, inputs: int, width: int, tied: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(inputs, width))
-        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+        if tied:  # as a head it starts small: rows of unit variance have logits of 0.02 sqrt(width)
+            nn.init.normal_(self.embedding, std=0.02)
+        else:
+            nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
     def forward(self, x: Tokens | Mixture) -> Hidden:
         if isinstance(x, Tensor):
@@ -183,13 +188,22 @@ class Block(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
+class Bias(nn.Module):
+    """What is left of a head whose weights are the embeddings. It does not hold them: they are kept, counted, averaged
+    and written once, under one name, and no copy or conversion can part them."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+
 class OutputLayer(nn.Module):
     """The last norm, and the head: a linear map that starts at zero, so that the first prediction is uniform."""
 
     def __init__(self, shape: Architecture, outputs: int) -> None:
         super().__init__()
         self.norm_final = LayerNorm(shape.hidden)
-        self.linear = _zeros(nn.Linear(shape.hidden, outputs))
+        self.linear = Bias(outputs) if shape.tied else _zeros(nn.Linear(shape.hidden, outputs))
         if not shape.causal:
             self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 2 * shape.hidden))
 
@@ -201,18 +215,26 @@ class OutputLayer(nn.Module):
 
 
 class DiT(nn.Module):
-    """Tokens and a noise level in, hidden rows out; `output_layer.linear` turns a row into logits."""
+    """Tokens and a noise level in, hidden rows out; `head` turns a row into logits."""
 
     def __init__(self, shape: Architecture, inputs: int, outputs: int) -> None:
         super().__init__()
         self.shape = shape
-        self.vocab_embed = Embedding(inputs, shape.hidden)
+        self.vocab_embed = Embedding(inputs, shape.hidden, shape.tied)
         if shape.absolute:
             self.position_embed = nn.Parameter(0.02 * torch.randn(shape.absolute, shape.hidden))
         if not shape.causal:
             self.sigma_map = NoiseEmbedding(shape.cond)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
         self.output_layer = OutputLayer(shape, outputs)
+
+    @property
+    def head(self) -> tuple[Float[Tensor, "v d"], Float[Tensor, "v"]]:
+        """Weight and bias of the map from a row to logits; tied to the embeddings, the mask's row is left out."""
+        linear = self.output_layer.linear
+        if isinstance(linear, Bias):
+            return self.vocab_embed.embedding[: len(linear.bias)], linear.bias
+        return linear.weight, linear.bias
 
     def forward(
         self, x: Tokens | Mixture, level: Float[Tensor, "b"], rotary: Rotary | None = None, rows: Rows | None = None

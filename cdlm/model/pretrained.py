@@ -261,7 +261,8 @@ def _check_size(shape: Architecture, vocab: int, tensors: dict[str, torch.Tensor
     for name, value in {**vars(shape), "vocab": vocab}.items():
         if name != "dropout" and type(value) not in (int, bool):
             raise LayoutError(f"config.json says that {name} is {value!r}, which is no whole number")
-    least = shape.hidden * (12 * shape.hidden * shape.blocks + 2 * vocab + shape.absolute) + shape.cond
+    tables = 1 if shape.tied else 2
+    least = shape.hidden * (12 * shape.hidden * shape.blocks + tables * vocab + shape.absolute) + shape.cond
     held = sum(tensor.numel() for tensor in tensors.values())
     if least > 4 * held + 1_000_000:
         raise LayoutError(

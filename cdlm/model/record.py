@@ -36,10 +36,10 @@ def accelerate(denoiser: Denoiser) -> None:
     The head is padded to a multiple of 128 tokens: matrix units are several times slower on odd sizes such as GPT-2's
     50,257.
     """
-    head, backbone = denoiser.backbone.output_layer.linear, denoiser.backbone
-    padded = torch.nn.Linear(head.in_features, -(-head.out_features // 128) * 128, device=head.weight.device)
-    padded = padded.to(head.weight.dtype).requires_grad_(False)
-    padded.weight[: head.out_features], padded.bias[: head.out_features] = head.weight, head.bias
+    backbone, (weight, bias) = denoiser.backbone, denoiser.backbone.head
+    padded = torch.nn.Linear(weight.shape[1], -(-len(weight) // 128) * 128, device=weight.device)
+    padded = padded.to(weight.dtype).requires_grad_(False)
+    padded.weight[: len(weight)], padded.bias[: len(bias)] = weight, bias
     backbone.output_layer.linear = padded
     if denoiser.process is None:
         for block in backbone.blocks:

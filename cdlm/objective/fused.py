@@ -64,8 +64,7 @@ def weighted_sum(
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
     """The weighted sum of the divergences of all parts, which can be differentiated; and that of each, which cannot."""
     known = [part for part in parts if _kernel(part) is not None]
-    head = student.backbone.output_layer.linear
-    weight, bias = _cut(head.weight, student.vocab), _cut(head.bias, student.vocab)
+    weight, bias = (_cut(part, student.vocab) for part in student.backbone.head)
     work = [_prepared(part, weight) for part in known]
     total, *sums = _Total.apply(hidden, weight, bias, work, _dtype(hidden), torch.is_grad_enabled())
     found = dict(zip(map(id, known), sums, strict=True))
@@ -149,8 +148,8 @@ class _Total(torch.autograd.Function):
             kernel = _compiled(one.kernel, len(w) - width) if device.type == "cuda" else one.kernel
             theirs = blank = None
             if one.prediction is not None:
-                linear = one.prediction.network.backbone.output_layer.linear
-                theirs = _padded(_cut(linear.weight, v), _cut(linear.bias, v), dtype)
+                matrix, shift = one.prediction.network.backbone.head
+                theirs = _padded(_cut(matrix, v), _cut(shift, v), dtype)
                 if one.prediction.blank is not None:
                     blank = torch.addmm(theirs[1], one.prediction.blank.to(dtype), theirs[0].t())[:, :width]
             found = torch.zeros((), dtype=_wide(dtype), device=device)

@@ -16,13 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cdlm.config import RunConfig, to_json
+from cdlm.config import RunConfig, completed, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import pick_device, weight_dtype
 from cdlm.files import alone_in, flush, read_object, write_whole
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
+from cdlm.model.dit import Architecture
 from cdlm.model.pretrained import describe, load, newest
 from cdlm.objective import Objective
 from cdlm.process import SCHEDULES
@@ -229,7 +230,7 @@ def _to_resume(config: RunConfig, resume: Resume) -> Path | None:
 def _read_last(path: Path, config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint:
     """Read what the first process has found good; a run is not continued as something else."""
     found = checkpoint.read(path, check=False)
-    before, now = found.run_config, to_json(config)
+    before, now = completed(found.run_config), to_json(config)
     changed = [
         f"{key}: {before.get(key)} -> {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
     ]
@@ -247,7 +248,7 @@ def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Object
     """Even a forced resume needs the same network, and a target where the method has one."""
     try:
         ours, theirs = _comparable(describe(network)), _comparable(last.model_config)
-    except (KeyError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the config.json of the checkpoint in {config.out} is damaged ({error!r})") from None
     if ours != theirs:
         differ = "; ".join(f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key))
@@ -273,7 +274,8 @@ def _show(theirs: Any, ours: Any) -> str:
 
 def _comparable(model: dict[str, Any]) -> dict[str, Any]:
     """What must agree for weights to fit: everything but the dropout, how texts are sampled, and its history."""
-    shape = {key: value for key, value in model["architecture"].items() if key != "dropout"}
+    known = dataclasses.asdict(Architecture()) | model["architecture"]  # an earlier version knew fewer settings
+    shape = {key: value for key, value in known.items() if key != "dropout"}
     rest = {key: value for key, value in model.items() if key not in ("text", "trained")}
     return {**rest, "architecture": shape}
 

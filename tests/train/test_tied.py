@@ -1,0 +1,79 @@
+"""Training with a head that is the embeddings: resumed, replicated or sharded, it ends with the same weights; and runs
+from before there were such heads go on."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from cdlm.config import RunConfig, completed, to_json
+from cdlm.files import digest, sealed
+from cdlm.model import SIZES
+from cdlm.train import checkpoint, loop
+from cdlm.train.loop import train
+
+from .test_parallel import assert_close, run_in_two
+from .test_resume import assert_same_bits
+
+TIED = dataclasses.replace(SIZES["tiny"], tied=True)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(parallel: str, recipe, tmp_path: Path) -> None:
+    config = recipe("mcdlm", steps=6, network=TIED, weight_decay=0.1)
+    alone = train(dataclasses.replace(config, out=tmp_path / "alone"))
+    two = dataclasses.replace(config, out=tmp_path / "two", parallel=parallel)
+    assert_close(alone, run_in_two(two, tmp_path / "two.json"))
+
+
+def stopped_at(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop.take_step
+
+    def breaks(state, batches, now):
+        if now == step:
+            raise RuntimeError("the machine dies")
+        return real(state, batches, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", breaks)
+        with pytest.raises(RuntimeError, match="dies"):
+            train(config)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(recipe, tmp_path: Path, monkeypatch) -> None:
+    config = recipe("mcdlm", network=TIED)
+    whole = train(dataclasses.replace(config, out=tmp_path / "whole"))
+    stopped_at(6, config, monkeypatch)
+    assert_same_bits(whole, train(config, "auto"))
+    assert "backbone.output_layer.linear.weight" not in checkpoint.read(whole).tensors["online"]
+
+
+def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch) -> None:
+    """Its files do not know the settings that came later."""
+    config = recipe("mcdlm")
+    whole = train(dataclasses.replace(config, out=tmp_path / "whole"))
+    stopped_at(6, config, monkeypatch)
+    last = checkpoint.latest(config.out)
+    model, state = (json.loads((last / name).read_text()) for name in ("config.json", "state.json"))
+    del model["architecture"]["tied"], state["run"]["network"]["tied"], state["seal"]
+    (last / "config.json").write_text(json.dumps(model))
+    state["files"]["config.json"] = digest(last / "config.json")
+    (last / "state.json").write_text(json.dumps(sealed(state)))
+    assert_same_bits(whole, train(config, "auto"))
+
+
+def test_settings_are_completed_with_defaults() -> None:
+    now = to_json(RunConfig())
+    old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tied"}}
+    assert completed(old) == now
+    assert completed({"network": "nonsense"})["network"] == "nonsense"
+
+
+def test_another_kind_of_head_is_another_network(recipe, monkeypatch) -> None:
+    config = recipe("mdlm")
+    stopped_at(6, config, monkeypatch)
+    with pytest.raises(ValueError, match="other settings"):
+        train(dataclasses.replace(config, network=TIED), "auto")
+    with pytest.raises(ValueError, match="another network"):
+        train(dataclasses.replace(config, network=TIED), "force")
