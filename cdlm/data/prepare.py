@@ -27,6 +27,7 @@ from rich.table import Table
 
 from cdlm import __version__
 from cdlm.data.corpora import SOURCES, Corpus
+from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Errors, Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Packing, Split
@@ -56,7 +57,8 @@ class PrepareConfig:
     train_vocab: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"
-    """wrapped: blocks of start + (length - 2) tokens + end, as MDLM and DUO; plain: one stream, cut when training."""
+    """wrapped: blocks of start + (length - 2) tokens + end, as MDLM and DUO; plain: one stream, cut when training;
+    sentences: start + whole sentences of one document, filled up with ends, so that texts begin and end as such."""
     length: int = 1024
     """Ids in a block; for plain packing only the default of training."""
     document_eos: bool = True
@@ -83,8 +85,10 @@ class PrepareConfig:
             raise ValueError("name at least one input: cdlm prepare FILE... --out DIR")
         if self.source not in SOURCES:
             raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join(SOURCES)}")
-        if self.packing == "wrapped" and self.length < 3:
+        if self.packing != "plain" and self.length < 3:
             raise ValueError(f"--length must be at least 3, for a start, a token and an end; got {self.length}")
+        if self.packing == "sentences" and not self.document_eos:
+            raise ValueError("--packing sentences ends every block by itself: leave out --no-document-eos")
         if self.length < 1:
             raise ValueError(f"--length must be at least 1; got {self.length}")
         if self.train_vocab and not 257 <= self.train_vocab <= 2**24:
@@ -246,6 +250,9 @@ def _write(
     end = np.array([tokenizer.eos] if config.document_eos else [], dtype)
 
     def encode(chunk: list[Piece]) -> Ids:
+        if config.packing == "sentences":
+            blocks = [block for piece in chunk for block in pack_document(piece.text, tokenizer, config.length)]
+            return np.concatenate([np.empty(0, dtype), *blocks]).astype(dtype)
         ids = tokenizer.encode_batch([piece.text for piece in chunk])
         parts = ((one, end) if piece.last else (one,) for one, piece in zip(ids, chunk, strict=True))
         return np.concatenate(list(itertools.chain.from_iterable(parts))).astype(dtype)
@@ -261,7 +268,7 @@ def _write(
             file.write(data)
             digest.update(data)
             tokens += ids.size
-    if config.packing == "wrapped" and not tokens:
+    if config.packing != "plain" and not tokens:
         raise ValueError(
             f"the {path.stem} split has {made} tokens, which fill no block; give it more text, or a --length of at "
             f"most {made + 2}"

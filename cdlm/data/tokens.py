@@ -25,7 +25,7 @@ META = "meta.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _ROUNDS = 6
 
-Packing = Literal["wrapped", "plain"]
+Packing = Literal["wrapped", "plain", "sentences"]
 SplitName = Literal["train", "valid"]
 
 
@@ -114,7 +114,7 @@ def _check_fields(meta: Meta) -> None:
     if max(meta.eos, meta.bos) >= meta.vocab or meta.length < 1:
         raise ValueError(f"eos {meta.eos} and bos {meta.bos} are not in a vocabulary of {meta.vocab}, or length is 0")
     if meta.packing not in get_args(Packing):
-        raise ValueError(f"packing is {meta.packing!r}, neither {' nor '.join(get_args(Packing))}")
+        raise ValueError(f"packing is {meta.packing!r}, none of {', '.join(get_args(Packing))}")
 
 
 def open_tokens(folder: str | Path, split: SplitName = "train") -> "TokenFile":
@@ -154,12 +154,12 @@ class TokenFile:
             )
 
     def length(self, length: int | None = None) -> int:
-        """The length of a block: any for plain packing, that of the packing for wrapped."""
+        """The length of a block: any for plain packing, that of the packing for the others."""
         if length is None:
             return self.meta.length
         if length < 1:
             raise TokenError(f"--length must be at least 1; got {length}")
-        if self.meta.packing == "wrapped" and length != self.meta.length:
+        if self.meta.packing != "plain" and length != self.meta.length:
             raise TokenError(
                 f"{self.path} is packed into blocks of {self.meta.length} ids, each with its own start and end; "
                 f"use --length {self.meta.length}, or prepare again with --length {length} or --packing plain"
