@@ -40,9 +40,11 @@ class RunConfig:
     accumulate: int = 1
     """Micro-batches that each process splits its part of a batch into, to save memory."""
     lr: float = 3e-4
-    """Peak learning rate of AdamW, held after the warm-up."""
+    """Peak learning rate of AdamW, held between warm-up and cool-down."""
     warmup: float = 1 / 60
     """Share of the run in which the learning rate rises (2,500 of the paper's 150,000 steps)."""
+    cooldown: float = 0.0
+    """Share of the run, at its end, in which the learning rate falls to zero; the paper's is held."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     weight_decay: float = 0.0
@@ -98,8 +100,10 @@ class RunConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0; got {getattr(self, name)}")
         if self.length < 2:
             raise ValueError(f"--length must be at least 2; got {self.length}")
-        if not (0 < self.lr < 1e30 and 0 <= self.warmup <= 1 and self.clip > 0):
-            raise ValueError("--lr and --clip must be positive numbers, and --warmup a share in [0, 1]")
+        if not (0 < self.lr < 1e30 and self.clip > 0 and 0 <= self.warmup <= 1 and 0 <= self.cooldown <= 1):
+            raise ValueError(
+                "--lr and --clip must be positive numbers, and --warmup and --cooldown shares of the run in [0, 1]"
+            )
         if not 0 <= self.weight_decay < 1e30:
             raise ValueError(f"--weight-decay must be at least 0; got {self.weight_decay}")
         if not 0 <= self.seed < 2**63:

@@ -1,7 +1,8 @@
 """Complete named runs. Each says what it reproduces and what it costs; `cdlm train NAME --data DIR` starts it.
 
 Three sizes: the paper's own (110M class, length 1024, GPT-2 vocabulary), `small-` (about 30M parameters, length 256, a
-16k vocabulary: one GPU for minutes) and `tiny-` (a CPU for a minute). Two-stage methods name the run they distil.
+16k vocabulary: one GPU for minutes) and `tiny-` (a CPU for a minute); and `zoo-`, small enough to come with a package,
+trained long enough to write English. Two-stage methods name the run they distil.
 """
 
 import dataclasses
@@ -68,6 +69,19 @@ def tiny(method: str, base: str | None = None, name: str | None = None) -> Recip
     return Recipe(config, f"{name} on a CPU", "0.3M tokens; a laptop, a minute")
 
 
+def zoo(method: str) -> Recipe:
+    """Readable texts from at most 18M parameters, 36 MB in bfloat16: an 8k vocabulary, used as the head as well, and a
+    billion tokens. Blocks of whole sentences and learned positions: it knows where a text begins and ends.
+
+    cdlm prepare train.txt --valid valid.txt --train-vocab 8192 --length 256 --packing sentences --out data
+    """
+    shape: dict[str, Any] = {"steps": 8192, "batch": 512, "length": 256, "compile": True}
+    pace: dict[str, Any] = {"lr": 1.5e-3, "warmup": 0.03, "cooldown": 0.6}
+    often: dict[str, Any] = {"valid_every": 1024, "save_every": 2048}
+    config = run(f"zoo-{method}", method, "18m", **shape, **pace, **often)
+    return Recipe(config, f"{method}, to write English at 18M parameters", "1,074M tokens; one H200, 11 minutes or so")
+
+
 def ablation(name: str, table: str, choices: str) -> dict[str, Recipe]:
     """A row of the paper's ablations: MCDLM-PPLOptimized with one ingredient changed."""
     return {f"ablation-{name}": paper(f"ablation-{name}", f"{table}, {name}", method=f"mcdlm-pplopt:{choices}")}
@@ -124,4 +138,6 @@ RECIPES: dict[str, Recipe] = {
     "small-mcdlm-sdtt": small("sdtt", "mcdlm", "mcdlm-sdtt"),
     **{f"tiny-{method}": tiny(method, BASES.get(method)) for method in METHODS},
     "tiny-mcdlm-sdtt": tiny("sdtt", "mcdlm", "mcdlm-sdtt"),
+    "zoo-mdlm": zoo("mdlm"),
+    "zoo-mcdlm": zoo("mcdlm"),
 }

@@ -61,6 +61,7 @@ class Architecture:
 SIZES = {
     "tiny": Architecture(hidden=64, blocks=2, heads=2, cond=32, dropout=0.0),
     "small": Architecture(hidden=384, blocks=8, heads=6, dropout=0.0),
+    "18m": Architecture(hidden=384, blocks=8, heads=6, cond=16, dropout=0.0, absolute=256, tied=True),
     "110m": Architecture(),
 }
 

@@ -102,8 +102,10 @@ def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: 
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """A linear rise over the warm-up, then constant."""
-    return config.lr * min(1.0, (step + 1) / max(1.0, config.warmup * config.steps))
+    """A linear rise over the warm-up, then constant, and a linear fall over the cool-down, where there is one."""
+    rise = (step + 1) / max(1.0, config.warmup * config.steps)
+    fall = (config.steps - step) / max(1.0, config.cooldown * config.steps)
+    return config.lr * min(1.0, rise, fall)
 
 
 def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:

@@ -208,4 +208,4 @@ def test_shapes_that_do_not_divide_are_refused(hidden, heads):
 
 def test_sizes():
     assert SIZES["110m"] == Architecture(hidden=768, blocks=12, heads=12, cond=128, dropout=0.1)
-    assert list(SIZES) == ["tiny", "small", "110m"]
+    assert list(SIZES) == ["tiny", "small", "18m", "110m"]
