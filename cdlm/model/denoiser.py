@@ -83,7 +83,7 @@ class Denoiser(nn.Module):
         return torch.where(known[..., None], certain, law)
 
     def count(self) -> int:
-        """Trainable parameters; what `accelerate` pads the head with is none."""
-        head = self.backbone.output_layer.linear
-        padding = (head.out_features - self.vocab) * (head.in_features + 1)
-        return sum(parameter.numel() for parameter in self.parameters()) - padding
+        """Trainable parameters; what `accelerate` pads the head with, or copies into it, is none."""
+        head = sum(parameter.numel() for parameter in self.backbone.output_layer.linear.parameters())
+        own = self.vocab * (1 if self.shape.tied else 1 + self.shape.hidden)
+        return sum(parameter.numel() for parameter in self.parameters()) - head + own

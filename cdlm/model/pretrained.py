@@ -36,6 +36,7 @@ def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = Non
     tensors = {
         name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
         for name, tensor in _cut(denoiser.state_dict(), denoiser.vocab).items()
+        if not (denoiser.shape.tied and name == f"{PREFIX}output_layer.linear.weight")  # `accelerate` makes a copy
     }
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior

@@ -184,3 +184,16 @@ def test_the_padded_head_of_a_fast_network_is_the_same(tiny, monkeypatch):
     student, hidden = tiny(masked(V), tied=True), torch.randn(4, 16)
     weights = [fused._cut(part, V) for part in student.backbone.head]
     assert torch.equal(torch.nn.functional.linear(hidden, *weights), student.logits(hidden))
+
+
+def test_a_compiled_network_is_saved_without_its_copy_of_the_embeddings(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
+    network = Denoiser(dataclasses.replace(SIZES["tiny"], tied=True), masked(V)).requires_grad_(False)
+    x, before = torch.randint(V + 1, (2, 9)), network.count()
+    law = network(x, 0.5)
+    recording.accelerate(network)
+    assert network.count() == before
+    again = load(save(network, tmp_path / "model"))
+    assert again.count() == before
+    assert torch.allclose(again(x, 0.5), law, atol=1e-6)
