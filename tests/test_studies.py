@@ -1,9 +1,7 @@
 """The studies run from end to end, at a size too small to say anything, and go on where they were stopped."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,8 @@ from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
 from studies import ablations, anchor, bigram, main_table, search
 from studies.rows import FULL, Place, Row, settings
+
+from .zygote import run as command
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the cat sees the sea and the sea sees the cat; no one else is there to see it. "
@@ -35,9 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(study: str, *flags: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", f"studies.{study}", *map(str, flags)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return command("python", "-m", f"studies.{study}", *map(str, flags), cwd=ROOT)
 
 
 def test_a_study_from_training_to_report(corpus: Path, tmp_path: Path) -> None:

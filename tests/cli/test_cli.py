@@ -1,7 +1,6 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own (a fork of one that has imported everything)."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +9,21 @@ import pytest
 
 from cdlm.methods import METHODS
 
+from ..zygote import run
+
 ROOT = Path(__file__).parents[2]
 
 
 def cdlm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cdlm", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run("cdlm", *arguments, cwd=ROOT, **environment)
+
+
+def test_the_command_line_starts_by_itself() -> None:
+    """Without the help of these tests."""
+    words = [sys.executable, "-m", "cdlm", "methods", "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "--run" in done.stdout
 
 
 def test_methods_prints_every_row_from_the_objects() -> None:

@@ -9,7 +9,6 @@ studio a port that is free, and nothing else is changed. A comment before a bloc
 and one says under which name it is saved instead of being run: <!-- file: name.py -->.
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import json
@@ -17,19 +16,16 @@ import os
 import random
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
-from .zygote import shims
+from ..zygote import home
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -155,26 +151,11 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    folder = tmp_path_factory.mktemp("zygote")
-    shims(folder / "bin")
-    curl = folder / "bin" / "curl"
+def shell() -> Shell:
+    curl = home() / "bin" / "curl"
     curl.write_text(f'#!/bin/sh\nexec {shutil.which("curl") or "curl"} -sS --fail-with-body "$@"\n')
     curl.chmod(0o755)
-    path = [str(Path(__file__).with_name("zygote.py")), str(folder / "door")]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, *path], env=env, start_new_session=True)
-    try:
-        for _ in range(600):
-            if (folder / "door").exists():
-                break
-            assert process.poll() is None
-            time.sleep(0.1)
-        yield Shell(folder / "bin", folder / "door")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return Shell(home() / "bin", home() / "door")
 
 
 def write_corpus(folder: Path) -> None:

@@ -1,17 +1,25 @@
 """A process that has imported everything once and forks for each command, so that a command costs what it computes.
 
-`python zygote.py SOCKET` serves. Scripts called `cdlm` and `python` (see `shims`) stand first in the PATH of a shell;
-each hands its arguments, folder, environment and standard streams over, and ends as the command ends. So documents run
-in a real shell, with pipes, variables and background jobs.
+`python zygote.py SOCKET` serves; `home` starts one for a process of tests. Scripts called `cdlm` and `python` (see
+`shims`) stand first in the PATH of a shell; each hands its arguments, folder, environment and standard streams over,
+and ends as the command ends. So documents run in a real shell, with pipes, variables and background jobs; and `run`
+does the same for a single command.
 """
 
+import atexit
+import contextlib
 import fnmatch
+import functools
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +38,37 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(child, number))
 sys.exit(int(link.recv(32) or b"1"))
 """
+
+
+@functools.cache
+def home() -> Path:
+    """A folder with bin/, the scripts, and door, the socket of a process that serves them until the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="zygote-"))
+    shims(folder / "bin")
+    root = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, __file__, str(folder / "door")], env=env, start_new_session=True)
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    until = time.monotonic() + 60
+    while not (folder / "door").exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return folder
+
+
+def run(*words: str, cwd: Path, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`cdlm ...` or `python ...`, by a fork."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "ZYGOTE": str(home() / "door"), **environment}
+    script = str(home() / "bin" / words[0])
+    return subprocess.run([script, *words[1:]], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
 
 
 def shims(folder: Path) -> None:
@@ -54,7 +93,7 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-def run(words: list[str]) -> None:
+def execute(words: list[str]) -> None:
     """`cdlm ...`, `python file.py ...`, `python -m module ...` or `python -c code`, in this process."""
     words = shortened(words)
     kind, rest = words[0], words[1:]
@@ -88,7 +127,7 @@ def child(request: list, streams: list[int]) -> NoReturn:
     torch.set_num_threads(1)  # the pool of threads did not survive the fork: make it anew before two threads ask for it
     status = 0
     try:
-        run(words)
+        execute(words)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
