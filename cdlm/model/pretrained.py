@@ -263,7 +263,8 @@ def _check_size(shape: Architecture, vocab: int, tensors: dict[str, torch.Tensor
         if name != "dropout" and type(value) not in (int, bool):
             raise LayoutError(f"config.json says that {name} is {value!r}, which is no whole number")
     tables = 1 if shape.tied else 2
-    least = shape.hidden * (12 * shape.hidden * shape.blocks + tables * vocab + shape.absolute) + shape.cond
+    least = shape.hidden * (12 * shape.hidden * shape.blocks + tables * vocab + shape.absolute)
+    least += 0 if shape.causal else shape.cond * (shape.cond + 6 * shape.hidden * shape.blocks)
     held = sum(tensor.numel() for tensor in tensors.values())
     if least > 4 * held + 1_000_000:
         raise LayoutError(

@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -244,6 +244,7 @@ def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
 
 @quick
 @given(st.sampled_from(sorted(vars(Architecture()))), scalars)
+@example("cond", 100_000)  # 40 GB, if it were built
 def test_any_architecture_of_a_model(work: Path, model: Path, field: str, value: object) -> None:
     folder = work / "spoilt3"
     if not folder.exists():
