@@ -208,7 +208,9 @@ def _transformers(
     here = {"local_files_only": silence is not None}  # its cache, if it does not answer
     try:
         words = transformers.AutoTokenizer.from_pretrained(source, **here)
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, **here, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            source, **here, dtype=torch.float32, use_safetensors=True  # pickles are not opened
+        )
         model = model.eval().to(device)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -270,15 +272,7 @@ def _end(words: Any) -> int:
 
 def fingerprint(folder: Path) -> str:
     """A hash of the weights and of what it takes to read them: the same model under any name."""
-    kinds = (
-        "config.json",
-        "model*.safetensors",
-        "pytorch_model*.bin",
-        "*.gguf",
-        "tokenizer.*",
-        "vocab.json",
-        "merges.txt",
-    )
+    kinds = ("config.json", "model*.safetensors", "*.gguf", "tokenizer.*", "vocab.json", "merges.txt")
     files = [path for kind in kinds for path in sorted(folder.glob(kind))]
     hashes = (_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]

@@ -188,15 +188,15 @@ def test_a_fingerprint_is_of_the_weights_not_of_the_name(tmp_path: Path) -> None
     assert fingerprint(other) != fingerprint(one)
 
 
-def test_a_fingerprint_is_of_the_weights_in_any_format(tmp_path: Path) -> None:
-    """transformers opens pytorch_model.bin too; with one fingerprint a judge is given the other's rows."""
-    prints = []
-    for name in ("one", "other"):
-        write_model(tmp_path / name, "causal", BPE, length=WINDOW)
-        (tmp_path / name / "model.safetensors").unlink()
-        (tmp_path / name / "pytorch_model.bin").write_text(name)
-        prints.append(fingerprint(tmp_path / name))
-    assert prints[0] != prints[1]
+def test_a_judge_is_never_unpickled(tmp_path: Path) -> None:
+    """A pickle can run whatever it likes: weights are safetensors, or there is no judge."""
+    folder = tiny("gpt2", tmp_path / "judge")
+    open_judge(str(folder), "cpu")
+    (folder / "model.safetensors").unlink()
+    net = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    torch.save(net.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="model.safetensors"):
+        open_judge(str(folder), "cpu")
 
 
 def test_a_reading_is_kept_whole(folder: Path) -> None:
