@@ -209,7 +209,10 @@ def _transformers(
     try:
         words = transformers.AutoTokenizer.from_pretrained(source, **here)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            source, **here, dtype=torch.float32, use_safetensors=True  # pickles are not opened
+            source,
+            **here,
+            dtype=torch.float32,
+            use_safetensors=True,  # pickles are not opened
         )
         model = model.eval().to(device)
     except (OSError, ValueError, KeyError) as error:

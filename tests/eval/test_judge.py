@@ -195,7 +195,7 @@ def test_a_judge_is_never_unpickled(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     net = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     torch.save(net.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="model.safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         open_judge(str(folder), "cpu")
 
 
