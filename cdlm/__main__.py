@@ -10,6 +10,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except ConnectionError as error:  # what is left of the network between processes may wait for the dead for ever
+        print(f"cdlm: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"cdlm: {error}")
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Faults on purpose: forks that may be killed, a folder to train on, and a count of what was tried."""
 
 import dataclasses
+import faulthandler
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from rich.console import Console
 
 from cdlm.config import RunConfig
@@ -45,6 +47,8 @@ class Child:
             os.dup2(inside, 1)
             os.dup2(inside, 2)
             sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+            torch.set_num_threads(1)  # the threads that share its work did not come along
+            faulthandler.dump_traceback_later(limit - 5, file=sys.stderr)
             signal.alarm(limit)  # a child that hangs is a failure, not a wait
             work()
             code = 0
