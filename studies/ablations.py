@@ -10,7 +10,7 @@ others: two thirds of them as MDLM.
 from pathlib import Path
 from typing import Any
 
-from studies.rows import Row, arguments, study
+from studies.rows import Row, run
 
 TABLES = {
     "pplopt": "",
@@ -59,10 +59,5 @@ def rows(texts: Path) -> dict[str, Row]:
     return found
 
 
-def main() -> None:
-    asked, place = arguments(__doc__, list(rows(Path())), "studies/ablations")
-    study(rows(place.texts), asked, place)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, rows, "studies/ablations")

@@ -8,7 +8,7 @@ Short equal runs of MCDLM beside MDLM, everything else as in the study's main ta
 from pathlib import Path
 from typing import Any
 
-from studies.rows import Row, arguments, study
+from studies.rows import Row, run
 
 READINGS = {
     "kl-convex": "mcdlm",
@@ -29,10 +29,5 @@ def rows(texts: Path) -> dict[str, Row]:
     return found
 
 
-def main() -> None:
-    asked, place = arguments(__doc__, list(rows(Path())), "studies/anchor")
-    study(rows(place.texts), asked, place)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, rows, "studies/anchor")

@@ -12,7 +12,7 @@ base and one third as themselves, as in the paper.
 from pathlib import Path
 from typing import Any
 
-from studies.rows import Row, arguments, study
+from studies.rows import Row, run
 
 STEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SETS = {
@@ -61,10 +61,5 @@ def rows(texts: Path) -> dict[str, Row]:
     return found
 
 
-def main() -> None:
-    asked, place = arguments(__doc__, list(rows(Path())), "studies/main")
-    study(rows(place.texts), asked, place)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, rows, "studies/main")

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +186,9 @@ def study(rows: dict[str, Row], asked: Sequence[str], place: Place) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for name in asked:
             (keep if rows[name].kept else finish)(name, rows[name], place)
+
+
+def run(about: str | None, rows: Callable[[Path], dict[str, Row]], out: str) -> None:
+    """A study as a command."""
+    asked, place = arguments(about, list(rows(Path())), out)
+    study(rows(place.texts), asked, place)
