@@ -1,7 +1,7 @@
 """The paper's three ablations, and the questions it leaves open, in short equal runs.
 
-    python -m studies.ablations --data tokens --texts corpus --steps 500 --out studies/ablations
-    cdlm report studies/ablations/* --compare paper --out docs/ablations
+    python -m studies.ablations --data tokens --texts corpus --steps 500 --out studies/results/ablations
+    cdlm report studies/results/ablations/* --compare paper --out docs/ablations
 
 Tables 4 to 6 change one ingredient of MCDLM-PPLOptimized, the open questions one of MCDLM. `post` has the tokens of the
 others: two thirds of them as MDLM.
@@ -60,4 +60,4 @@ def rows(texts: Path) -> dict[str, Row]:
 
 
 if __name__ == "__main__":
-    run(__doc__, rows, "studies/ablations")
+    run(__doc__, rows, "studies/results/ablations")

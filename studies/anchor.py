@@ -1,6 +1,6 @@
 """Which reading of the anchor trains at all: KL or JSD, convex or additive, kappa from the start or falling from 1.
 
-    python -m studies.anchor --data tokens --texts corpus --steps 500 --out studies/anchor
+    python -m studies.anchor --data tokens --texts corpus --steps 500 --out studies/results/anchor
 
 Short equal runs of MCDLM beside MDLM, everything else as in the study's main table.
 """
@@ -30,4 +30,4 @@ def rows(texts: Path) -> dict[str, Row]:
 
 
 if __name__ == "__main__":
-    run(__doc__, rows, "studies/anchor")
+    run(__doc__, rows, "studies/results/anchor")

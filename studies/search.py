@@ -1,7 +1,7 @@
 """A configuration that beats MDLM with its best temperature or top-p at equal entropy: what was tried.
 
-    python -m studies.search --data tokens --texts corpus --out studies/search
-    cdlm report studies/search/* --out docs/search
+    python -m studies.search --data tokens --texts corpus --out studies/results/search
+    cdlm report studies/results/search/* --out docs/search
 
 Every trial spends its last third of the tokens on an idea, from one MDLM of two thirds; the control spends it on MDLM.
 Samplers are tried on the control. docs/search.md has the ideas, the numbers and the verdicts.
@@ -94,7 +94,7 @@ def write_rollouts(place: Place) -> None:
 
 
 def main() -> None:
-    asked, place = arguments(__doc__, list(rows(Path())), "studies/search")
+    asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
     for name in asked:
         if name == "rollouts":
             write_rollouts(place)

@@ -1,8 +1,8 @@
 """Another judge reads what the rows of a study wrote: some of the texts, at some of the steps, without the models.
 
-    python -m studies.second_opinion studies/main --judge smollm2 --steps 4 8 16 32 64 --num 64
-    python -m studies.second_opinion studies/main --judge gemma3-270m --steps 8 32 --num 64
-    python -m studies.second_opinion studies/main --judge smollm2 --task conditional --steps 8 64 256
+    python -m studies.second_opinion studies/results/main --judge smollm2 --steps 4 8 16 32 64 --num 64
+    python -m studies.second_opinion studies/results/main --judge gemma3-270m --steps 8 32 --num 64
+    python -m studies.second_opinion studies/results/main --judge smollm2 --task conditional --steps 8 64 256
 
 Its rows join those that are there; what it has read before is not read again.
 """

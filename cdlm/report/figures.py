@@ -10,30 +10,36 @@ from cdlm.eval.results import Row
 from cdlm.plot import canvas
 from cdlm.report.frontier import Point
 from cdlm.report.rows import Section, canonical, distilled, name, plain, steps, unconditional
+from cdlm.report.seeds import AGAIN
 
 REDS, BLUES, GREENS, GREYS = (
-    ("#b2182b", "#ef8a62", "#fddbc7"),
-    ("#2166ac", "#67a9cf", "#d1e5f0"),
-    ("#1b7837", "#7fbf7b", "#b8e0b4"),
+    ("#b2182b", "#ef8a62", "#d6a58f"),
+    ("#2166ac", "#67a9cf", "#b0d3ea", "#7a4fa3"),
+    ("#1b7837", "#8cc63f", "#999933", "#00796b", "#5fd0c0"),
     ("#4d4d4d", "#999999"),
 )
 MARKS = "osD^vPX*<>"
+
+
+def drawn(section: Section) -> list[Row]:
+    """The unconditional cells that pictures show: of several runs of a model, the first."""
+    return [row for row in unconditional(section.rows) if AGAIN not in row["model"]]
 
 
 def bars(section: Section, path: Path) -> Path | None:
     """Figure 2: perplexity over steps, entropy above each bar; distilled models hatched, families by colour."""
     panels = []
     for title, kinds in (("masked", ("masked",)), ("uniform", ("uniform", "unigram"))):
-        rows = [row for row in plain(unconditional(section.rows)) if row["process"] in kinds]
+        rows = [row for row in plain(drawn(section)) if row["process"] in kinds]
         if rows:
             panels.append((title, rows))
     if not panels:
         return None
     widest = max(len({(name(r), steps(r)) for r in rows}) for _, rows in panels)
-    figure, axes = canvas(max(5.0, 0.34 * widest + 1.5) * len(panels), 3.8, 1, len(panels))
+    colours = family_colours(drawn(section))
+    figure, axes = canvas(min(13.0, max(5.0, 0.34 * widest + 1.5)), 3.8 * len(panels), len(panels))
     for axis, (title, rows) in zip(np.atleast_1d(axes).ravel(), panels, strict=True):
         counts, names = sorted({steps(row) or 0 for row in rows}), list(dict.fromkeys(name(row) for row in rows))
-        colours = family_colours(rows)
         wide = 0.86 / len(names)
         for k, one in enumerate(names):
             own = {steps(row) or 0: row for row in rows if name(row) == one}
@@ -46,7 +52,7 @@ def bars(section: Section, path: Path) -> Path | None:
             for place, row in zip(x, own.values(), strict=True):
                 where = row["ppl_interval"][1] * 1.06
                 axis.text(place, where, f"{row['entropy']:.1f}", rotation=90, fontsize=6, ha="center", va="bottom")
-        for row in plain(unconditional(section.rows)):
+        for row in plain(drawn(section)):
             if row["process"] == "none":
                 axis.axhline(row["ppl"], color="0.2", linestyle=":", linewidth=1, label=name(row))
         _log(axis)
@@ -63,13 +69,13 @@ def bars(section: Section, path: Path) -> Path | None:
 
 def curves(section: Section, path: Path) -> Path | None:
     """Perplexity and entropy over steps; an autoregressive model is a line across."""
-    rows = plain(unconditional(section.rows))
+    rows = plain(drawn(section))
     several = [row for row in rows if steps(row)]
     if len({steps(row) for row in several}) < 2:
         return None
-    figure, axes = canvas(10.5, 3.8, 1, 2)
-    colours = family_colours(rows)
-    for k, one in enumerate(dict.fromkeys(name(row) for row in rows)):
+    figure, axes = canvas(10.5, 4.4, 1, 2)
+    colours = family_colours(drawn(section))
+    for one in dict.fromkeys(name(row) for row in rows):
         own = sorted((row for row in rows if name(row) == one), key=lambda row: steps(row) or 0)
         for axis, measure in zip(axes[0], ("ppl", "entropy"), strict=True):
             y = [row[measure] for row in own]
@@ -78,7 +84,7 @@ def curves(section: Section, path: Path) -> Path | None:
                 axis.axhline(y[0], color=colours[one], linestyle=":", label=one)
                 continue
             x = [steps(row) or 0 for row in own]
-            axis.plot(x, y, color=colours[one], marker=MARKS[k % len(MARKS)], markersize=4, label=one)
+            axis.plot(x, y, color=colours[one], marker=_mark(colours, one), markersize=4, label=one)
             axis.fill_between(x, *edge, color=colours[one], alpha=0.15, linewidth=0)
     for axis, label in zip(axes[0], ("generative perplexity", "entropy (nats)"), strict=True):
         axis.set_xscale("log", base=2)
@@ -87,28 +93,30 @@ def curves(section: Section, path: Path) -> Path | None:
         axis.grid(alpha=0.3)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _log(axes[0][0])
-    axes[0][0].legend(fontsize=7)
+    _legend(figure, axes[0][0])
     figure.suptitle(section.title, fontsize=9)
     return _save(figure, path)
 
 
-def frontiers(found: Sequence[Point], title: str, path: Path) -> Path | None:
+def frontiers(found: Sequence[Point], section: Section, path: Path) -> Path | None:
     """Perplexity against entropy for each step count: temperatures solid, top-p dashed, the plain cell filled."""
-    swept = [p for p in found if p.steps]
+    colours = family_colours(drawn(section))
+    swept = [p for p in found if p.steps and p.name in colours]
     counts = sorted({p.steps for p in swept if p.steps and _sweep(swept, p)})
     if not counts:
         return None
     columns = min(3, len(counts))
     rows = -(-len(counts) // columns)
-    figure, axes = canvas(4.6 * columns, 3.8 * rows, rows, columns, sharey=True) if len(counts) > 1 else canvas(6, 4.2)
+    figure, axes = (
+        canvas(5 * columns, 4.2 * rows + 0.8, rows, columns, sharey=True) if len(counts) > 1 else canvas(6, 5)
+    )
     flat = np.atleast_1d(np.asarray(axes)).ravel()
     names = list(dict.fromkeys(p.name for p in swept))
     causal = [p for p in found if p.steps is None]
     for axis, n in zip(flat, counts, strict=False):
         for one in names:
             own = [p for p in swept if p.name == one and p.steps == n]
-            place = sorted(names).index(one)  # the same in every picture
-            colour, mark = f"C{place % 10}", MARKS[place % len(MARKS)]
+            colour, mark = colours[one], _mark(colours, one)
             for kind, style in (("T ", "-"), ("top-p ", "--")):
                 line = sorted(
                     (p for p in own if p.control.startswith(kind) or p.control == "plain"), key=lambda p: p.entropy[0]
@@ -141,8 +149,10 @@ def frontiers(found: Sequence[Point], title: str, path: Path) -> Path | None:
     for axis in flat[len(counts) :]:
         axis.remove()
     flat[0].set_ylabel("generative perplexity")
-    flat[0].legend(fontsize=7)
-    figure.suptitle(f"{title}\nsolid: temperature, dashed: top-p, filled: neither; lower right is better", fontsize=9)
+    _legend(figure, flat[0])
+    figure.suptitle(
+        f"{section.title}\nsolid: temperature, dashed: top-p, filled: neither; lower right is better", fontsize=9
+    )
     return _save(figure, path)
 
 
@@ -187,6 +197,17 @@ def family_colours(rows: Sequence[Row]) -> dict[str, str]:
         found[one] = shades[used.get(kind, 0) % len(shades)]
         used[kind] = used.get(kind, 0) + 1
     return found
+
+
+def _mark(colours: dict[str, str], one: str) -> str:
+    """With its colour, what tells a model from the others, in every picture the same."""
+    return MARKS[list(colours).index(one) % len(MARKS)]
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    """Below the axes, where it hides nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=8)
 
 
 def _sweep(found: Sequence[Point], point: Point) -> bool:

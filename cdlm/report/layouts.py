@@ -69,6 +69,7 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
     values = {key: {place(row): row for row in found} for key, found in named.items()}
     ranks = {c: ranked([_value(values[key].get(c), "ppl") for key in named]) for c in columns}
     lines: list[Line] = []
+    quoted: set[str] = set()  # once, however many runs there are
     for title, late in ((BASE, False), (DISTILLED, True)):
         part = [key for key in named if distilled(named[key][0]) == late]
         if part and any(distilled(found[0]) for found in named.values()):
@@ -80,9 +81,11 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
                 rank = ranks[column][list(named).index(key)]
                 entries.append(Entry() if row is None else Entry(_ppl_entropy(row), rank, _star(row, style)))
             lines.append(Line(key, tuple(entries)))
-            quote = _quote(number, canonical(named[key][0]), list(columns))
-            if style.compare and quote:
+            known = canonical(named[key][0])
+            quote = _quote(number, known, list(columns))
+            if style.compare and quote and known not in quoted:
                 lines.append(Line("paper", (Entry(), Entry(), *quote), quoted=True))
+                quoted.add(known)
     caption = f"{section.note(rows)} {style.note(section)}"
     caption += " A model without steps stands in the last column." * any(steps(row) is None for row in rows)
     return Sheet(_slug(section, number), _title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))

@@ -23,6 +23,7 @@ from cdlm.report.layouts import (
     unconditional_tables,
 )
 from cdlm.report.rows import Section, gather, name, plain, unconditional
+from cdlm.report.seeds import Runs, over_seeds
 from cdlm.report.sheet import Entry, Line, Sheet
 
 PAPER_LENGTH, PAPER_THRESHOLD, BELOW_DATA = 1024, 5.0, 0.44
@@ -70,7 +71,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     if config.baseline is not None and config.baseline not in names:
         raise ValueError(f"there is no model {config.baseline!r} to compare with; there are: {', '.join(names)}")
     page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", "", KEY, ""]
-    data: dict[str, list[Row]] = {"matched": [], "frontiers": [], "speed-ups": []}
+    data: dict[str, list[Row]] = {"matched": [], "frontiers": [], "seeds": [], "speed-ups": []}
     pictures = config.out / "figures"
     if config.moons is not None:
         pictures.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         baseline = baseline_of(section, config.baseline)
         if baseline is not None:
             page += _frontier(section, found, baseline, config, data)
+    page += ["## Without a judge", ""] if rest else []
     for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
         page += _put(other, config.out) if other else []
     page += _figure(figures.reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
@@ -106,8 +108,8 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
 def _frontier(
     section: Section, found: list[Point], baseline: str, config: ReportConfig, data: dict[str, list[Row]]
 ) -> list[str]:
-    """The picture, the two tables at matched entropy, and the speed-ups."""
-    drawn = figures.frontiers(found, section.title, config.out / "figures" / f"frontier-{section.slug}.png")
+    """The picture, the two tables at matched entropy, the seeds and the speed-ups."""
+    drawn = figures.frontiers(found, section, config.out / "figures" / f"frontier-{section.slug}.png")
     page = _figure(drawn, "Perplexity against entropy")
     matches, ranges = matched(found, baseline), spans(found, baseline)
     rivals = [row for row in plain(unconditional(section.rows)) if row["process"] == "none"]
@@ -115,8 +117,10 @@ def _frontier(
     faster = speeds(found, list(dict.fromkeys([*causal, baseline])))
     page += _put(_matched_sheet(matches, section), config.out) if matches else []
     page += _put(_span_sheet(ranges, section), config.out) if ranges else []
+    again = over_seeds(found, baseline)
+    page += _put(_seeds_sheet(again, section), config.out) if again else []
     page += _put(_speed_sheet(faster, section), config.out) if faster else []
-    for kind, rows in (("matched", matches), ("frontiers", ranges), ("speed-ups", faster)):
+    for kind, rows in (("matched", matches), ("frontiers", ranges), ("seeds", again), ("speed-ups", faster)):
         data[kind] += [{"section": section.title, **dataclasses.asdict(row)} for row in rows]
     return page
 
@@ -152,6 +156,16 @@ def _span_sheet(rows: list[Span], section: Section) -> Sheet:
     caption = "The geometric mean of the ratio of perplexities over all entropies that both frontiers reach."
     heads_ = (tuple((h, 1) for h in heads),)
     return Sheet(f"frontiers-{section.slug}", "Frontier against frontier", caption, heads_, tuple(lines))
+
+
+def _seeds_sheet(rows: list[Runs], section: Section) -> Sheet:
+    heads = ("Steps", "Model", "Perplexity of each run", "Their mean", "Entropy", f"Ratio to {rows[0].baseline} [95 %]")
+    lines = []
+    for row in rows:
+        cells = (row.name, ", ".join(f"{ppl:.1f}" for ppl in row.ppls), f"{row.ppl:.1f}", f"{row.entropy:.2f}")
+        lines.append(Line(str(row.steps), tuple(map(Entry, (*cells, _bracket(row.ratio))))))
+    caption = "Runs of other seeds: geometric means, and Welch's interval over the runs, not over their texts."
+    return Sheet(f"seeds-{section.slug}", "Over seeds", caption, (tuple((h, 1) for h in heads),), tuple(lines))
 
 
 def _speed_sheet(rows: list[Speed], section: Section) -> Sheet:

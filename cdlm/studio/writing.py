@@ -66,7 +66,7 @@ def order(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
 
 
 def sampling(asked: Settings) -> Sampling:
-    names = ("steps", "temperature", "top_p", "top_k", "order", "tail", "corrector", "eta")
+    names = ("steps", "temperature", "top_p", "top_k", "guidance", "cool", "order", "tail", "corrector", "eta")
     return Sampling(**{name: getattr(asked, name) for name in names})
 
 

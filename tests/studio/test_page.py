@@ -116,6 +116,17 @@ def test_two_models_write_side_by_side_and_steps_can_be_scrubbed(page: Any) -> N
     playwright.expect(column(page).locator(".token.mask")).to_have_count(0)
 
 
+def test_what_the_page_asks_for_is_what_its_controls_say(page: Any) -> None:
+    choose(page, 4)
+    page.fill("#guidance", "0.5")
+    page.fill("#top-p", "0.9")
+    with page.expect_request("**/v1/completions") as sent:
+        page.click("#generate")
+    finished(page)
+    asked = sent.value.post_data_json
+    assert (asked["guidance"], asked["top_p"], asked["steps"], asked["order"]) == (0.5, 0.9, 4, "random")
+
+
 def test_colours_change_at_once(page: Any) -> None:
     choose(page, 4)
     page.click("#generate")

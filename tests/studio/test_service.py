@@ -74,6 +74,17 @@ def test_texts_are_those_of_the_library(client: TestClient, name: str) -> None:
     assert found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"] == 40
 
 
+@pytest.mark.parametrize("more", [{"guidance": 2.0}, {"cool": 0.2}, {"order": "dilated"}, {"top_k": 3}])
+def test_every_control_reaches_the_sampler(client: TestClient, more: dict[str, Any]) -> None:
+    found, plain = (
+        client.post("/v1/completions", json={"model": "masked", "max_tokens": 20, "steps": 6, **extra}).json()
+        for extra in (more, {})
+    )
+    truth = MODELS["masked"].sample(1, 20, steps=6, **more)
+    assert found["choices"][0]["tokens"] == truth[0].tokens
+    assert found["choices"][0]["tokens"] != plain["choices"][0]["tokens"]
+
+
 def test_a_stream_ends_as_the_answer_would(client: TestClient) -> None:
     asked = {"steps": 5, "max_tokens": 16, "seed": 3}
     whole = client.post("/v1/completions", json=asked).json()
@@ -136,6 +147,8 @@ def test_pieces_make_the_text(text: str) -> None:
         ("completions", {"model": "ar", "steps": 4}, 422, "autoregressive"),
         ("completions", {"model": "uniform", "order": "margin"}, 422, "reveals masks"),
         ("completions", {"order": "backwards"}, 422, "order"),
+        ("completions", {"model": "uniform", "guidance": 1}, 422, "no mask to write one"),
+        ("completions", {"guidance": -1}, 422, "guidance"),
         ("completions", {"seed": -1}, 422, "seed"),
         ("infill", {"text": "nothing to fill"}, 422, "nothing to fill in"),
         ("infill", {}, 422, "give a text with blanks, or tokens"),

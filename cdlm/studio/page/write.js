@@ -54,6 +54,7 @@ export function startWrite(models, limits) {
       steps: counted(model) ? 2 ** Number($("steps").value) : null,
       temperature: Number($("temperature").value),
       top_p: Number($("top-p").value),
+      guidance: model.process === "masked" ? Number($("guidance").value) : 0,
       seed: Number($("seed").value),
       order: order(model),
       tail: tailed(model) ? $("tail").value : "none",
@@ -112,6 +113,8 @@ export function startWrite(models, limits) {
     $("steps-value").textContent = steps;
     $("steps").setAttribute("aria-valuetext", `${steps} steps`);
     $("order").disabled = !chosen.some(({ process }) => process === "masked");
+    $("guidance").disabled = $("order").disabled;
+    $("guidance").title = $("guidance").disabled ? "Only masked models know a blank text" : "Lean on the context: 0.5 or 1";
     $("tail").disabled = !chosen.some(tailed);
     $("order").title = $("order").disabled ? "Only masked models can choose their order" : "Which blanks are filled first";
     $("legend-noise").hidden = !chosen.some(({ process }) => process === "uniform");
