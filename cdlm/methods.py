@@ -77,12 +77,13 @@ def mcdlm(
     order: Order = "random",
     sharpen: float = 1.0,
     guide: float = 0.0,
+    bridges: int = 1,
 ) -> Objective:
     """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is.
 
-    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last five are not in the paper:
-    another divergence at positions that the hop reveals, another weight, hops along a reveal order, and a temperature
-    and guidance for the target.
+    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last six are not in the paper:
+    another divergence at positions that the hop reveals, another weight, hops along a reveal order, a temperature and
+    guidance for the target, and targets averaged over several bridges.
     """
     if not 0 <= anneal <= 1:
         raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
@@ -95,7 +96,7 @@ def mcdlm(
     hops, data = found.terms
     hops = dataclasses.replace(
         hops,
-        coupling=_along(process, order, round(1 / high)),
+        coupling=_along(process, order, round(1 / high), bridges),
         weight=WEIGHTS[weight],
         revealed=None if revealed == "same" else kl,
     )
@@ -196,11 +197,15 @@ def _doubling(smallest: float, rounds: int) -> Schedule:
     return stairs(*(smallest * 2**k for k in range(rounds)))
 
 
-def _along(process: Process, order: Order, steps: int) -> Bridge | Ordered:
+def _along(process: Process, order: Order, steps: int, bridges: int = 1) -> Bridge | Ordered:
     """The bridge, in the order that a sampler of so many steps reveals masks in."""
-    if order != "random" and process.name != "masked":
+    if order == "random":
+        return Bridge(process, bridges)
+    if process.name != "masked":
         raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
-    return Bridge(process) if order == "random" else Ordered(process, order, steps)
+    if bridges > 1:
+        raise ValueError(f"the order {order} leaves a hop one bridge, with nothing to average: leave out bridges")
+    return Ordered(process, order, steps)
 
 
 def _nelbo(process: Process) -> Term:

@@ -61,6 +61,8 @@ class Pair:
     """What the student sees, where it is not x_t itself."""
     law: Float[Tensor, "b l d"] | None = None
     """Hidden rows of the law that the newly known tokens were drawn from, where it is not a point mass."""
+    others: tuple["Pair", ...] = ()
+    """More draws of x_s from the same x_t, for targets that are averaged over several bridges."""
 
     def at(self, index: Index) -> "Pair":
         """The same record at chosen rows: every field has the shape [n], and stays on the device it is on."""
@@ -73,7 +75,8 @@ class Pair:
             return field[here // l] if field.dim() == 1 else field.flatten()[here]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
-        return Pair(**{name: rows(getattr(self, name)) for name in names}, prior=self.prior)
+        fields = {name: rows(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **fields, input=None, law=None, others=())
 
 
 def wide(device: torch.device | str) -> torch.dtype:

@@ -22,14 +22,23 @@ class Bridge:
     """CDLM's exact coupling: q(x_t | x_0) q(x_s | x_t, x_0)."""
 
     process: Process
+    draws: int = 1
+    """Of x_s, from one x_t."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ValueError(f"a hop has at least one bridge; got {self.draws}")
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         x_t = self.process.corrupt(x0, t, rng("x_t"))
-        x_s = self.process.bridge(x0, x_t, s, t, rng("x_s"))
-        return _pair(self.process, x0, x_s, x_t, s, t)
+        first, *others = (
+            _pair(self.process, x0, self.process.bridge(x0, x_t, s, t, rng(f"x_s{k or ''}")), x_t, s, t)
+            for k in range(self.draws)
+        )
+        return dataclasses.replace(first, others=tuple(others))
 
     def __str__(self) -> str:
-        return f"Bridge({self.process.name})"
+        return f"Bridge({self.process.name}{f', {self.draws} draws' if self.draws > 1 else ''})"
 
 
 @dataclasses.dataclass(frozen=True)

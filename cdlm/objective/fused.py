@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import FLOOR, LOG_2, Divergence, jsd, kl, rate_kl, reverse_kl, tv
-from cdlm.objective.target import Prediction
+from cdlm.objective.target import Prediction, averaged
 from cdlm.types import Index, Pair
 
 Hidden = Float[Tensor, "n d"]
@@ -146,26 +146,26 @@ class _Total(torch.autograd.Function):
             chunk = GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
             width = v if one.prior is not None else len(w)  # reverse rates look at the prior of every token
             kernel = _compiled(one.kernel, len(w) - width) if device.type == "cuda" else one.kernel
-            theirs = blank = None
-            if one.prediction is not None:
-                matrix, shift = one.prediction.network.backbone.head
+            goal, theirs, blank = one.prediction, None, None
+            if goal is not None:
+                matrix, shift = goal.network.backbone.head
                 theirs = _padded(_cut(matrix, v), _cut(shift, v), dtype)
-                if one.prediction.blank is not None:
-                    blank = torch.addmm(theirs[1], one.prediction.blank.to(dtype), theirs[0].t())[:, :width]
+                if goal.blank is not None:
+                    blank = torch.addmm(theirs[1], goal.blank.to(dtype), theirs[0].t())[:, :width]
             found = torch.zeros((), dtype=_wide(dtype), device=device)
             for first in range(0, len(one.index), chunk):
                 here = slice(first, first + chunk)
                 index, whole = one.index[here], chunk if device.type == "cuda" else len(one.index[here])
                 rows = _filled(hidden[index].to(dtype), whole)
                 logits = torch.addmm(b, rows, w.t())
-                if one.prediction is None:
+                if goal is None:
                     assert one.ids is not None
                     target = _filled(one.ids[here], whole)
                 else:
                     assert theirs is not None
-                    prediction = _filled(one.prediction.rows[here].to(dtype), whole)
-                    target = torch.addmm(theirs[1], prediction, theirs[0].t())[:, :width]
-                    target = one.prediction.shaped(target, blank)
+                    draws = [_filled(draw[here].to(dtype), whole) for draw in (goal.rows, *goal.others)]
+                    laws = [torch.addmm(theirs[1], draw, theirs[0].t())[:, :width] for draw in draws]
+                    target = averaged([goal.shaped(law, blank) for law in laws])
                 more = [_filled(row[here], whole) for row in one.rows]
                 heavy = torch.nn.functional.pad(one.weight[here], (0, whole - len(index)))
                 loss, slope = kernel(logits[:, :width], target, heavy, *more, one.prior)

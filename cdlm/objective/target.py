@@ -28,18 +28,29 @@ class Prediction(NamedTuple):
     guidance: float = 0.0
     blank: Float[Tensor, "1 d"] | None = None
     """The hidden row of a blank text, for guidance as in `sample/shape.py`."""
+    others: tuple[Float[Tensor, "n d"], ...] = ()
+    """Hidden rows of other draws, whose laws are averaged with these."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
             blank = None if self.blank is None else self.network.head(self.blank)
-            return self.shaped(self.network.head(self.rows), blank).log_softmax(-1)
+            draws = [self.shaped(self.network.head(rows), blank) for rows in (self.rows, *self.others)]
+            return averaged(draws).log_softmax(-1)
 
     def shaped(self, logits: LogLaw, blank: Float[Tensor, "1 v"] | None) -> LogLaw:
         """Guided and sharpened."""
         if blank is not None:
             logits = logits + self.guidance * (logits - blank)
         return logits if self.temperature == 1 else logits / self.temperature
+
+
+def averaged(draws: list[LogLaw]) -> LogLaw:
+    """Logits of the mean of several laws, themselves given by logits."""
+    if len(draws) == 1:
+        return draws[0]
+    wide = torch.promote_types(draws[0].dtype, torch.float32)
+    return torch.stack([logits.to(wide).log_softmax(-1) for logits in draws]).logsumexp(0)
 
 
 Group = tuple[Index, Index | Prediction]
@@ -120,8 +131,14 @@ class Network:
         blank = hidden[-1:, 0] if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         at = place.to(dense.device)[dense // l] * l + dense % l
-        rows = hidden.flatten(0, 1)[send(at, hidden.device)]
-        return [certain, (dense, Prediction(rows, network, self.temperature, self.guidance, blank))]
+        at = send(at, hidden.device)
+        rows, others = hidden.flatten(0, 1)[at], []
+        for other in pair.others:  # where it has revealed the token, the first one stands in for it
+            here = network.features(other.x_s[send(live, other.x_s.device)], pair.alpha_s[live]).flatten(0, 1)[at]
+            silent = send(other.known.flatten()[send(dense, other.known.device)], here.device)
+            others.append(torch.where(silent[:, None], rows, here))
+        goal = Prediction(rows, network, self.temperature, self.guidance, blank, tuple(others))
+        return [certain, (dense, goal)]
 
     def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.

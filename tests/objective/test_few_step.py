@@ -1,6 +1,7 @@
 """The likelihood of a sampler of few steps, against the sampler itself and the law it draws from, written out."""
 
 import collections
+import dataclasses
 import math
 
 import pytest
@@ -160,6 +161,43 @@ def test_a_sharpened_target_and_another_divergence_where_tokens_are_revealed(tin
     assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
+    """The loss, written out: the mean law over the bridges that leave a position noisy, the first one's where not."""
+    process, b, l, slug = (masked if kind == "masked" else uniform)(6), 5, 7, "mcdlm" if kind == "masked" else "ucdlm"
+    student, target = tiny(process, seed=1), tiny(process, seed=2)
+    x0 = torch.randint(6, (b, l))
+    objective = METHODS[slug](process, total=10, bridges=3, kappa=0.0, weight="unit")
+    rng = seeded(2, batch=b)
+    found = objective.loss(student, target, x0, 0, rng).terms["consistency"]
+    for net in (student, target):
+        net.requires_grad_(False)
+    term = objective.terms[0]
+    own = rng[torch.arange(b)]("consistency")
+    s, t = term.times(0.0, objective_rows(objective, rng), b, own)
+    pair = term.coupling(x0, s, t, own)
+    draws = [pair.x_s, *(other.x_s for other in pair.others)]
+    assert len(draws) == 3
+    assert not torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[0], dataclasses.replace(term.coupling, draws=1)(x0, s, t, own).x_s)
+    q = student.head(student.features(pair.x_t, pair.alpha_t))
+    laws = [target.head(target.features(x_s, pair.alpha_s)).softmax(-1) for x_s in draws]
+    total, several = 0.0, 0
+    for row in range(b):
+        for i in range(l):
+            if kind == "masked" and int(pair.x_t[row, i]) != 6:
+                continue
+            if float(s[row]) == 0 or (kind == "masked" and int(draws[0][row, i]) != 6):
+                goal = x0[row, i]
+            else:
+                noisy = [k for k in range(3) if kind == "uniform" or int(draws[k][row, i]) == 6]
+                several += 1 < len(noisy) < 3
+                goal = (sum(laws[k if k in noisy else 0][row, i] for k in range(3)) / 3).log()
+            total += float(jsd(target=goal[None], student=q[row, i][None]))
+    assert several or kind == "uniform"
+    assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)
+
+
 def objective_rows(objective: Objective, rng) -> Tensor:
     from cdlm.objective.consistency import split
 
@@ -184,6 +222,8 @@ def test_revealed_positions_are_part_of_the_data_target() -> None:
         ("few-step", {"steps": 0}, "at least one step"),
         ("few-step", {"steps": 8, "most": 4}, "`most` is not below `steps`"),
         ("few-step", {"order": "backwards"}, "unknown order 'backwards' for Few-step; choose from random, dilated"),
+        ("mcdlm", {"bridges": 0}, "at least one bridge"),
+        ("mcdlm", {"bridges": 2, "order": "dilated"}, "nothing to average"),
         ("mcdlm", {"sharpen": 0.0}, "temperature of a target must be above 0"),
         ("ucdlm", {"order": "dilated"}, "leave out order=dilated"),
         ("ucdlm", {"guide": 0.5}, "leave out guide"),
