@@ -8,7 +8,7 @@ Short equal runs of MCDLM beside MDLM, everything else as in the study's main ta
 from pathlib import Path
 from typing import Any
 
-from studies.rows import Row, run
+from studies.rows import JUDGE, Row, run
 
 READINGS = {
     "kl-convex": "mcdlm",
@@ -23,7 +23,7 @@ READINGS = {
 def rows(texts: Path) -> dict[str, Row]:
     bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",)}
     tasks = (bound, {"steps": (8, 64)})
-    found = {"judge": Row("judge", "small-ar", seed=1, kept=True), "mdlm": Row("MDLM", "small-mdlm", tasks=tasks)}
+    found = {"judge": JUDGE, "mdlm": Row("MDLM", "small-mdlm", tasks=tasks)}
     for name, method in READINGS.items():
         found[name] = Row(f"MCDLM, {name.replace('-', ', ')}", "small-mcdlm", method=method, tasks=tasks)
     return found

@@ -12,7 +12,7 @@ base and one third as themselves, as in the paper.
 from pathlib import Path
 from typing import Any
 
-from studies.rows import Row, run
+from studies.rows import JUDGE, Row, run
 
 STEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SETS = {
@@ -38,7 +38,7 @@ def rows(texts: Path) -> dict[str, Row]:
     recover: dict[str, Any] = {"tasks": ("conditional",), "texts": sets, "steps": (8, 64, 256), "judge": ("none",)}
     one: dict[str, Any] = {"steps": (8,), "num": 256}
     found = {
-        "judge": Row("judge", "small-ar", seed=1, kept=True),
+        "judge": JUDGE,
         "ar": Row("AR", "small-ar", tasks=(bound, {**plain, "temperature": (1.0, 0.9, 0.8, 0.7)})),
         "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, plain, frontier, coarse, recover, one)),
         "mcdlm": Row("MCDLM", "small-mcdlm", tasks=(bound, plain, frontier, coarse, one)),

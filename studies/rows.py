@@ -28,6 +28,8 @@ from cdlm.train.loop import train
 FULL = 2000
 """Steps of a `small-` recipe."""
 DONE = "done.json"
+EXTRA = 0.25
+"""Of the steps of a whole run: what a trial trains on from a base."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Row:
     """Changes of the recipe's network."""
     tasks: tuple[dict[str, Any], ...] = ()
     """Grids for `evaluate`."""
+
+
+JUDGE = Row("judge", "small-ar", seed=1, kept=True)
+BASES = {"base": Row("base", "small-mdlm", kept=True), "base-u": Row("base-u", "small-udlm", kept=True)}
+"""A masked and a uniform model of the study's main table, which trials start from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +120,12 @@ def finish(name: str, row: Row, place: Place) -> None:
     console = Console(width=160, highlight=False)
     for task in row.tasks:
         needed = task.get("judge", ()) != ("none",) and task.get("tasks") != ("likelihood",)
-        asked = {"judge": (str(wait_for(place.judge)),) if needed else (), "num": place.num, "batch": place.num, **task}
+        asked = {
+            "judge": (str(wait_for(place.judge)),) if needed else (),
+            "num": place.num,
+            "batch": min(64, place.num),
+            **task,
+        }
         models = (f"{row.label}={run}",)
         evaluate(EvalConfig(models, out=out, device=place.device, **asked), console)  # type: ignore[arg-type]
     seconds = {"train": round(between - began, 1), "evaluate": round(time.perf_counter() - between, 1)}

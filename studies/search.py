@@ -1,10 +1,10 @@
 """A configuration that beats MDLM with its best temperature or top-p at equal entropy: what was tried.
 
-    python -m studies.search --data tokens --texts corpus --out studies/results/search
-    cdlm report studies/results/search/* --out docs/search
+    python -m studies.search --data tokens --texts corpus --steps 1300
+    cdlm report studies/results/search/* --out runs/report/search
 
-Every trial spends its last third of the tokens on an idea, from one MDLM of two thirds; the control spends it on MDLM.
-Samplers are tried on the control. docs/search.md has the ideas, the numbers and the verdicts.
+Every trial trains a quarter of a run on an idea, from one whole run of MDLM (or UDLM); the control trains on as it was.
+Samplers are tried on the controls. docs/search.md has the ideas, the numbers and the verdicts.
 """
 
 import dataclasses
@@ -18,12 +18,13 @@ import numpy as np
 import cdlm
 from cdlm.data.tokens import DTYPES, Split, read_meta
 from cdlm.sample import Sampling
-from studies.rows import DONE, Place, Row, arguments, study, wait_for
+from studies.rows import BASES, DONE, EXTRA, JUDGE, Place, Row, arguments, study, wait_for
 
 STEPS = (8, 32)
 TRIALS = {
     "jsd": "mcdlm",
     "jsd-revealed-kl": "mcdlm:revealed=kl",
+    "bridges": "mcdlm:bridges=4",
     "kl": "mcdlm:divergence=kl",
     "weight-noise": "mcdlm:weight=noise",
     "weight-unit": "mcdlm:weight=unit",
@@ -36,10 +37,19 @@ TRIALS = {
     "few-step-dilated": "few-step:order=dilated",
     "few-step-spread": "few-step:most=32,order=bit-reversed",
     "jsd-spread": "mcdlm:revealed=kl,order=bit-reversed",
+    "sdtt": "sdtt",
+    "sdtt-long": "sdtt:smallest=0.00390625",
 }
 """Name of the row: its method."""
-ROLLOUTS, STEPS_OF_ROLLOUTS, TEMPERATURE = 40_000, 64, 0.9
-"""Texts that the base writes for the trial at sequence level, and how."""
+UNIFORM = {"udlm": "udlm", "ucdlm": "ucdlm", "ucdlm-kl": "ucdlm:divergence=kl"}
+"""The same from UDLM, its control first."""
+ROLLOUTS = {
+    "rollouts": Sampling(64, temperature=0.9),
+    "rollouts-guided": Sampling(64, temperature=0.85, guidance=0.5, order="dilated"),
+}
+"""Trials at sequence level: MDLM goes on with texts that the base has written so."""
+NUM = 16_384
+"""Of those texts."""
 
 
 def rows(texts: Path) -> dict[str, Row]:
@@ -49,6 +59,7 @@ def rows(texts: Path) -> dict[str, Row]:
     frontier: dict[str, Any] = {"steps": STEPS, "temperature": (1.0, 0.9, 0.8, 0.7), "top_p": (0.95, 0.9, 0.8)}
     spread: dict[str, Any] = {**frontier, "order": ("dilated", "bit-reversed")}
     hot = (1.3, 1.15, 1.0, 0.85)
+    guided: dict[str, Any] = {"steps": STEPS, "guidance": (0.5, 1.0), "order": ("dilated",), "temperature": hot}
     samplers: tuple[dict[str, Any], ...] = (
         spread,
         {"steps": STEPS, "order": ("probability", "margin"), "temperature": (1.4, 1.2, 1.0)},
@@ -56,33 +67,41 @@ def rows(texts: Path) -> dict[str, Row]:
         {"steps": STEPS, "corrector": ("constant", "rescale"), "eta": (0.05, 0.2), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "corrector": ("loop",), "eta": (0.1,), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "guidance": (0.25, 0.5, 1.0, 2.0), "temperature": hot},
-        {"steps": STEPS, "guidance": (0.5, 1.0), "order": ("dilated",), "temperature": hot},
+        guided,
         {"steps": STEPS, "cool": (0.8, 0.5), "temperature": hot},
     )
-    found = {
-        "judge": Row("judge", "small-ar", seed=1, kept=True),
-        "base": Row("base", "small-mdlm", share=2 / 3, kept=True),
-        "mdlm": Row("MDLM", "small-mdlm", start="base", share=1 / 3, tasks=(bound, frontier, *samplers)),
-    }
+    tails: tuple[dict[str, Any], ...] = (
+        {**frontier, "tail": ("none", "argmax", "sample")},
+        {"steps": STEPS, "corrector": ("constant",), "eta": (0.1, 0.3), "temperature": (1.0, 0.85, 0.7)},
+    )
+    more: dict[str, Any] = {"start": "base", "share": EXTRA}
+    found = {"judge": JUDGE, **BASES, "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, frontier, *samplers), **more)}
     for name, method in TRIALS.items():
         ways = (bound, frontier, spread) if "order" in method else (bound, frontier)
-        found[name] = Row(name, "small-mdlm", method=method, start="base", share=1 / 3, tasks=ways)
-    found["rollouts"] = Row("rollouts", "small-mdlm", start="base", data="written", share=1 / 3, tasks=(frontier,))
+        found[name] = Row(name, "small-mdlm", method=method, tasks=ways, **more)
+    for seed in (1, 2):
+        found[f"mdlm-{seed}"] = Row(
+            f"MDLM, seed {seed}", "small-mdlm", seed=seed, share=1 + EXTRA, tasks=(bound, frontier, spread, guided)
+        )
+    for name in ROLLOUTS:
+        found[name] = Row(name, "small-mdlm", data=f"written-{name}", tasks=(bound, frontier, spread), **more)
+    for name, method in UNIFORM.items():
+        label = "UDLM" if name == "udlm" else name
+        found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=(*tails,))
     return found
 
 
-def write_rollouts(place: Place) -> None:
+def write_rollouts(name: str, place: Place) -> None:
     """Texts that the base writes in many steps, as tokens to train on: its joint law, simpler than people's."""
-    out, base = place.scratch / "written", wait_for(place.scratch / "base")
+    out, base = place.scratch / f"written-{name}", wait_for(place.scratch / "base")
     if (out / DONE).is_file():
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     model = cdlm.load(base, device=place.device)
-    num = 32 if place.small else ROLLOUTS
-    how = Sampling(STEPS_OF_ROLLOUTS, temperature=TEMPERATURE)
+    num = 32 if place.small else NUM
     drafts = model.continuations([""], num)
-    texts = sorted(model.write(drafts, how, batch=512), key=lambda text: text.index)
+    texts = sorted(model.write(drafts, ROLLOUTS[name], batch=512), key=lambda text: text.index)
     meta = read_meta(place.data)
     ids = np.array([text.tokens for text in texts], dtype=DTYPES[meta.dtype])
     ids.tofile(out / "train.bin")
@@ -96,8 +115,8 @@ def write_rollouts(place: Place) -> None:
 def main() -> None:
     asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
     for name in asked:
-        if name == "rollouts":
-            write_rollouts(place)
+        if name in ROLLOUTS:
+            write_rollouts(name, place)
         study(rows(place.texts), [name], place)
 
 

@@ -76,6 +76,7 @@ def test_second_opinion_needs_texts(tmp_path: Path) -> None:
 def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Path, tmp_path: Path) -> None:
     where = ["--data", corpus / "tokens", "--texts", corpus, "--out", tmp_path / "out", "--scratch", tmp_path / "w"]
     small = ["--small", "--steps", 6, "--num", 4, "--device", "cpu"]
+    small[2] = 8
     early = run("search", *where, *small, "--rows", "rollouts")
     assert "run --rows base first" in early.stderr
     done = run("search", *where, *small, "--rows", "judge", "base", "few-step-spread", "rollouts")
@@ -83,12 +84,12 @@ def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Pat
     for name, method in (("few-step-spread", "few-step:most=32,order=bit-reversed"), ("rollouts", "mdlm")):
         rows = read_rows(tmp_path / "out" / name)
         assert rows[0]["trained"]["method"] == method
-        assert (rows[0]["trained"]["steps"], rows[0]["trained"]["from"]["steps"]) == (2, 4)
+        assert (rows[0]["trained"]["steps"], rows[0]["trained"]["from"]["steps"]) == (2, 8)
     (bound, *_) = read_rows(tmp_path / "out" / "few-step-spread")
     assert [(one["steps"], one["order"]) for one in bound["samplers"]] == [
         (steps, order) for order in ("random", "dilated", "bit-reversed") for steps in (8, 32)
     ]
-    tokens = open_tokens(tmp_path / "w" / "written")
+    tokens = open_tokens(tmp_path / "w" / "written-rollouts")
     assert tokens.blocks() == 32
     page = write_report(ReportConfig(tuple((tmp_path / "out").iterdir()), out=tmp_path / "report")).read_text()
     assert "Likelihood in few steps" in page
