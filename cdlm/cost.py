@@ -17,7 +17,7 @@ from rich.table import Table
 from cdlm.config import RunConfig
 from cdlm.methods import parse_method
 from cdlm.model import Denoiser
-from cdlm.objective.coupling import Rollout
+from cdlm.objective.coupling import Bridge, Rollout
 from cdlm.objective.divergence import rate_kl
 from cdlm.objective.fused import GPU_CHUNK
 from cdlm.objective.target import Network, Revealed
@@ -178,9 +178,10 @@ def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
             live = float((s > 0).double().mean())
             later = float((1 - process.noise.alpha(s)).mean()) if masks else live
             rollout = isinstance(term.coupling, Rollout)
-            sums["predicted"] += share * 2 * block * (live + rollout)
+            draws = term.coupling.draws if isinstance(term.coupling, Bridge) else 1
+            sums["predicted"] += share * 2 * block * (draws * live + rollout)
             later = noisy if rollout else later
-            sums["head"] += share * 2 * later * column
+            sums["head"] += share * 2 * draws * later * column
         sums["head"] += share * 6 * noisy * column
         rates = term.divergence is rate_kl and not masks
         sums["rates" if rates else "point"] += share * (noisy - later)

@@ -14,6 +14,7 @@ Times live on the host in double precision; tokens live wherever the data does.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -75,8 +76,8 @@ class Pair:
             return field[here // l] if field.dim() == 1 else field.flatten()[here]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
-        fields = {name: rows(getattr(self, name)) for name in names}
-        return dataclasses.replace(self, **fields, input=None, law=None, others=())
+        fields: dict[str, Any] = {name: rows(getattr(self, name)) for name in names}
+        return Pair(**fields, prior=self.prior)
 
 
 def wide(device: torch.device | str) -> torch.dtype:

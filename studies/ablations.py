@@ -5,8 +5,9 @@
 
 From scratch, runs that are short enough to have many of say nothing of sharpness: they have only learnt which tokens
 are frequent. So every row trains a quarter of a run more, from one whole run of MDLM; `mdlm` is the control. Tables 4
-to 6 change one ingredient of MCDLM-PPLOptimized, the open questions one of MCDLM. What cannot start from that network
-(it is told the time; it has had consistency earlier) starts from scratch, beside rows of the study.
+to 6 change one ingredient of MCDLM-PPLOptimized, the open questions one of MCDLM. `post` has the tokens of a whole run,
+two thirds of them as MDLM, to stand beside the study's MCDLM. Whether a masked network should be told the time is asked
+in studies/anchor.py.
 """
 
 from pathlib import Path
@@ -53,9 +54,6 @@ def rows(texts: Path) -> dict[str, Row]:
         for name, choices in table.items():
             said = f"{label} {choices.replace(',', ', ').replace('=', ' ')}".strip()
             found[name] = Row(said, recipe, method=f"{slug}:{choices}" if choices else slug, tasks=tasks, **more)
-    scratch: dict[str, Any] = {"share": 500 / 1300, "tasks": tasks, "network": {"time_conditioning": True}}
-    found["timed"] = Row("MCDLM told the time", "small-mcdlm", **scratch)
-    found["mdlm-timed"] = Row("MDLM told the time", "small-mdlm", **scratch)
     found["post"] = Row("MCDLM after MDLM", "small-mcdlm", base="small-mdlm", share=1 / 3, tasks=tasks)
     return found
 

@@ -1,4 +1,5 @@
 """Which reading of the anchor trains at all: KL or JSD, convex or additive, kappa from the start or falling from 1.
+And, as that needs another network too: whether a masked one should be told the time.
 
     python -m studies.anchor --data tokens --texts corpus --steps 500 --out studies/results/anchor
 
@@ -26,6 +27,9 @@ def rows(texts: Path) -> dict[str, Row]:
     found = {"judge": JUDGE, "mdlm": Row("MDLM", "small-mdlm", tasks=tasks)}
     for name, method in READINGS.items():
         found[name] = Row(f"MCDLM, {name.replace('-', ', ')}", "small-mcdlm", method=method, tasks=tasks)
+    timed = {"time_conditioning": True}
+    found["mdlm-timed"] = Row("MDLM told the time", "small-mdlm", network=timed, tasks=tasks)
+    found["timed"] = Row("MCDLM told the time", "small-mcdlm", network=timed, tasks=tasks)
     return found
 
 

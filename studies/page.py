@@ -1,4 +1,4 @@
-"""Fill the generated parts of docs/study.md and docs/study-samples.md from the results.
+"""Fill the generated parts of docs/study.md and docs/study-samples.md from the results, and draw the training.
 
     cdlm report studies/results/main/* --compare paper --out runs/report/main
     cdlm report studies/results/anchor/* --out runs/report/anchor
@@ -12,11 +12,11 @@ and `<!-- samples -->` are made here. What stands outside is written by hand.
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from cdlm.eval.results import read_samples
 from cdlm.plot import canvas
+from cdlm.sample import Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN, PICTURES = ROOT / "studies" / "results" / "main", ROOT / "docs" / "study"
@@ -25,9 +25,19 @@ READ = ("MDLM", "MDLM+SDTT", "MCDLM-PPLOptimized", "UCDLM")
 STEPS, CUT = (4, 64, 256), 1000
 TOKENS = 256 * 256
 """Of a step."""
+RED, GREEN = {"color": "#b2182b"}, {"color": "#1b7837"}
+LINES: dict[str, dict[str, str]] = {
+    "mdlm": RED,
+    "mdlm-1": {**RED, "linestyle": "--"},
+    "mdlm-2": {**RED, "linestyle": ":"},
+    "mcdlm": GREEN,
+    "mcdlm-1": {**GREEN, "linestyle": "--"},
+    "mcdlm-2": {**GREEN, "linestyle": ":"},
+    "mcdlm-pplopt": {"color": "#8cc63f"},
+}
 
 
-def fill(page: str, reports: Path) -> str:
+def fill(page: str, reports: Path, pictures: Path = PICTURES) -> str:
     """The page with its blocks made anew; a block of samples stays where the samples are not at hand."""
 
     def made(block: re.Match[str]) -> str:
@@ -37,7 +47,7 @@ def fill(page: str, reports: Path) -> str:
             name = Path(found[0])
             body = (reports / name.parent / "tables" / f"{name.name}.md").read_text().split("\n", 2)[2]
         elif kind == "figure":
-            body = f"![{' '.join(found[1:])}](study/{picture(reports, Path(found[0]))})\n"
+            body = f"![{' '.join(found[1:])}](study/{picture(reports, Path(found[0]), pictures)})\n"
         else:
             body = wall_clock() if kind == "wall clock" else samples() or old
         return f"{head}{body.strip()}\n{end}"
@@ -45,11 +55,11 @@ def fill(page: str, reports: Path) -> str:
     return BLOCK.sub(made, page)
 
 
-def picture(reports: Path, name: Path) -> str:
+def picture(reports: Path, name: Path, pictures: Path) -> str:
     """Copy a figure of a report beside the page."""
-    PICTURES.mkdir(exist_ok=True)
+    pictures.mkdir(exist_ok=True)
     target = f"{name.parent}-{name.name}.png"
-    shutil.copyfile(reports / name.parent / "figures" / f"{name.name}.png", PICTURES / target)
+    shutil.copyfile(reports / name.parent / "figures" / f"{name.name}.png", pictures / target)
     return target
 
 
@@ -63,33 +73,30 @@ def wall_clock() -> str:
 
 def samples() -> str:
     """The first text of each model at few, some and many steps."""
+    asked = {(model, steps): vars(Sampling(steps)) for model in READ for steps in STEPS}
     found = {}
     for path in sorted(MAIN.glob("*/samples/*.jsonl")):
         texts = read_samples(path)
-        how = texts.about.get("sampling", {})
-        plain = how.get("temperature") == 1 and how.get("top_p") == 1 and how.get("tail") == "none"
-        if texts.about["task"] == "unconditional" and plain and how.get("precision") == "fp64":
-            found[texts.about["model"], how["steps"]] = texts.lines[0]["text"]
-    if not found:
+        how, model = texts.about.get("sampling", {}), texts.about["model"]
+        if texts.about["task"] == "unconditional" and how == asked.get((model, how["steps"])):
+            found[model, how["steps"]] = texts.lines[0]["text"]
+    if len(found) < len(asked):
         return ""
     parts = []
-    for model in READ:
-        for steps in STEPS:
-            text = " ".join(found[model, steps][:CUT].split()).replace("<", "&lt;")
-            parts += [f"**{model}, {steps} steps**", "", f"> {text}", ""]
+    for model, steps in asked:
+        text = " ".join(found[model, steps][:CUT].split()).replace("<", "&lt;")
+        parts += [f"**{model}, {steps} steps**", "", f"> {text}", ""]
     return "\n".join(parts)
 
 
-def learning(rows: Sequence[str], out: Path) -> None:
+def learning(out: Path) -> None:
     """The NELBO in training over tokens: of MDLM its loss, of MCDLM its anchor, which is the same estimate."""
     figure, axis = canvas(6.5, 4)
-    for row in rows:
+    for row in LINES:
         lines = [json.loads(line) for line in (MAIN / row / "metrics.jsonl").read_text().splitlines()]
         train = [line for line in lines if line["kind"] == "train"]
         x = [line["step"] * TOKENS / 1e6 for line in train]
-        colour = "#1b7837" if row.startswith("mcdlm") else "#b2182b"
-        style = {"-1": "--", "-2": ":", "pt": "-."}.get(row[-2:], "-")
-        axis.plot(x, [line.get("anchor", line["loss"]) for line in train], style, color=colour, label=row)
+        axis.plot(x, [line.get("anchor", line["loss"]) for line in train], label=row, **LINES[row])
     axis.set_ylim(5, 7.5)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("NELBO in training (nats per token)")
@@ -100,7 +107,7 @@ def learning(rows: Sequence[str], out: Path) -> None:
 
 
 def main() -> None:
-    learning(("mdlm", "mdlm-1", "mdlm-2", "mcdlm", "mcdlm-1", "mcdlm-2", "mcdlm-pplopt"), PICTURES / "learning.png")
+    learning(PICTURES / "learning.png")
     for name in ("study.md", "study-samples.md"):
         page = ROOT / "docs" / name
         page.write_text(fill(page.read_text(), ROOT / "runs" / "report"))

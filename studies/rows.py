@@ -58,8 +58,13 @@ class Row:
 
 
 JUDGE = Row("judge", "small-ar", seed=1, kept=True)
-BASES = {"base": Row("base", "small-mdlm", kept=True), "base-u": Row("base-u", "small-udlm", kept=True)}
-"""A masked and a uniform model of the study's main table, which trials start from."""
+BASES = {
+    "base": Row("base", "small-mdlm", kept=True),
+    "base-1": Row("base-1", "small-mdlm", seed=1, kept=True),
+    "base-2": Row("base-2", "small-mdlm", seed=2, kept=True),
+    "base-u": Row("base-u", "small-udlm", kept=True),
+}
+"""Rows of the study's main table that trials start from: MDLM, twice more from other seeds, and UDLM."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +135,28 @@ def finish(name: str, row: Row, place: Place) -> None:
         evaluate(EvalConfig(models, out=out, device=place.device, **asked), console)  # type: ignore[arg-type]
     seconds = {"train": round(between - began, 1), "evaluate": round(time.perf_counter() - between, 1)}
     (out / DONE).write_text(json.dumps({"row": name, "label": row.label, "steps": place.steps, **seconds}) + "\n")
-    for folder in (run, place.scratch / f"{name}-base"):
+    for folder in (run, scratch(f"{name}-base", place)):
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{name}: {seconds['train']} s of training, {seconds['evaluate']} s of evaluation", flush=True)
 
 
 def trained(name: str, row: Row, place: Place) -> Path:
     """The run of a row; two stages have two thirds and one third of the steps."""
-    config = settings(row, place, place.scratch / name, row.share)
+    config = settings(row, place, scratch(name, place), row.share)
     if row.start:
-        config = dataclasses.replace(config, init_from=wait_for(place.scratch / row.start))
+        wait_for(place.scratch / row.start)
     if row.base:
         first = dataclasses.replace(row, recipe=row.base, base=None, method=None)
-        base = settings(first, place, place.scratch / f"{name}-base", share=2 / 3)
+        base = settings(first, place, scratch(f"{name}-base", place), share=2 / 3)
         train(base, "auto")
         config = dataclasses.replace(config, init_from=base.out)
     train(config, "auto")
     return config.out
+
+
+def scratch(name: str, place: Place) -> Path:
+    """The weights of a row; studies that run beside each other may have rows of the same name."""
+    return place.scratch / place.out.name / name
 
 
 def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> RunConfig:
@@ -161,6 +171,7 @@ def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> RunConfig
         "device": place.device,
         "method": row.method or config.method,
     }
+    changes |= {"init_from": place.scratch / row.start} if row.start else {}
     changes |= {"valid_every": 0, "samples": 0, "save_every": steps, "keep": 1, "log_every": 50}
     if place.small:
         network = dataclasses.replace(config.network, hidden=64, blocks=2, heads=2, cond=32)

@@ -80,14 +80,15 @@ def rows(texts: Path) -> dict[str, Row]:
         ways = (bound, frontier, spread) if "order" in method else (bound, frontier)
         found[name] = Row(name, "small-mdlm", method=method, tasks=ways, **more)
     for seed in (1, 2):
+        again: dict[str, Any] = {"start": f"base-{seed}", "share": EXTRA, "seed": seed}
         found[f"mdlm-{seed}"] = Row(
-            f"MDLM, seed {seed}", "small-mdlm", seed=seed, share=1 + EXTRA, tasks=(bound, frontier, spread, guided)
+            f"MDLM, seed {seed}", "small-mdlm", tasks=(bound, frontier, spread, guided), **again
         )
     for name in ROLLOUTS:
         found[name] = Row(name, "small-mdlm", data=f"written-{name}", tasks=(bound, frontier, spread), **more)
     for name, method in UNIFORM.items():
         label = "UDLM" if name == "udlm" else name
-        found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=(*tails,))
+        found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=tails)
     return found
 
 

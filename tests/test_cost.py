@@ -57,6 +57,12 @@ def test_the_order_of_methods() -> None:
     assert costs["sdtt"] > costs["mcdlm"]
 
 
+def test_every_bridge_is_a_pass_of_the_target() -> None:
+    one, two, four = (estimate(step("mcdlm", method=f"mcdlm:bridges={k}", steps=1)).flops for k in (1, 2, 4))
+    assert one < two
+    assert four - two == pytest.approx(2 * (two - one))
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_method_has_a_cost(name: str, gpu: str) -> None:

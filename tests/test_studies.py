@@ -11,10 +11,8 @@ from cdlm.data.prepare import PrepareConfig, prepare
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.grid import EvalConfig
 from cdlm.eval.results import read_rows
-from cdlm.methods import parse_method
-from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
-from studies import ablations, anchor, bigram, main_table, search
+from studies import ablations, anchor, bigram, main_table, page, search
 from studies.rows import FULL, Place, Row, settings
 
 from .zygote import run as command
@@ -67,6 +65,18 @@ def test_a_study_from_training_to_report(corpus: Path, tmp_path: Path) -> None:
     assert "lambada" in page
 
 
+def test_the_page_of_the_study_says_what_its_results_say(tmp_path: Path) -> None:
+    """Every table of docs/study.md is what `cdlm report` makes of the rows that are kept."""
+    for name, compare in (("main", "paper"), ("anchor", "none")):
+        folders = tuple(sorted((ROOT / "studies" / "results" / name).iterdir()))
+        write_report(ReportConfig(folders, tmp_path / name, compare=compare))
+    text = (ROOT / "docs" / "study.md").read_text()
+    assert text.count("<!-- table ") > 10
+    assert page.fill(text, tmp_path, tmp_path / "pictures") == text
+    samples = (ROOT / "docs" / "study-samples.md").read_text()
+    assert samples.count("> ") == len(page.READ) * len(page.STEPS)
+
+
 def test_second_opinion_needs_texts(tmp_path: Path) -> None:
     done = run("second_opinion", tmp_path, "--judge", "smollm2", "--steps", 8)
     assert done.returncode == 2
@@ -75,8 +85,7 @@ def test_second_opinion_needs_texts(tmp_path: Path) -> None:
 
 def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Path, tmp_path: Path) -> None:
     where = ["--data", corpus / "tokens", "--texts", corpus, "--out", tmp_path / "out", "--scratch", tmp_path / "w"]
-    small = ["--small", "--steps", 6, "--num", 4, "--device", "cpu"]
-    small[2] = 8
+    small = ["--small", "--steps", 8, "--num", 4, "--device", "cpu"]
     early = run("search", *where, *small, "--rows", "rollouts")
     assert "run --rows base first" in early.stderr
     done = run("search", *where, *small, "--rows", "judge", "base", "few-step-spread", "rollouts")
@@ -118,12 +127,13 @@ def test_the_denoiser_of_a_chain_is_exact(corpus: Path, tmp_path: Path) -> None:
 
 def test_labels_methods_and_tasks_of_all_rows(corpus: Path) -> None:
     """A label stands before an equals sign on the command line; methods and tasks must parse."""
+    place = Place(Path("d"), Path("t"), Path("o"), Path("s"), Path("j"), 600, 4, "cpu", small=False)
     for table in (main_table, anchor, ablations, search):
         rows = table.rows(corpus)
         for row in rows.values():
             assert "=" not in row.label
             assert row.start is None or rows[row.start].kept
-            parse_method(row.method or RECIPES[row.recipe].config.method)
+            settings(row, place, Path("x"), row.share)
             for task in row.tasks:
                 judge = () if task.get("tasks") == ("likelihood",) else ("judge",)
                 EvalConfig(("model",), **{"judge": judge, **task})

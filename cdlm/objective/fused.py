@@ -163,9 +163,7 @@ class _Total(torch.autograd.Function):
                     target = _filled(one.ids[here], whole)
                 else:
                     assert theirs is not None
-                    draws = [_filled(draw[here].to(dtype), whole) for draw in (goal.rows, *goal.others)]
-                    laws = [torch.addmm(theirs[1], draw, theirs[0].t())[:, :width] for draw in draws]
-                    target = averaged([goal.shaped(law, blank) for law in laws])
+                    target = _predicted(goal, theirs, blank, here, whole, width)
                 more = [_filled(row[here], whole) for row in one.rows]
                 heavy = torch.nn.functional.pad(one.weight[here], (0, whole - len(index)))
                 loss, slope = kernel(logits[:, :width], target, heavy, *more, one.prior)
@@ -193,6 +191,18 @@ class _Total(torch.autograd.Function):
             scaled.append(part.mul_(grad.to(part.dtype)) if part.is_cuda else part * grad.to(part.dtype))
         weight, bias = (part[: ctx.vocab].to(kind) for part, kind in zip(scaled[1:], ctx.dtypes, strict=True))
         return scaled[0], weight, bias, None, None, None
+
+
+def _predicted(
+    goal: Prediction, head: tuple[Tensor, Tensor], blank: Tensor | None, here: slice, whole: int, width: int
+) -> Rows:
+    """Logits of the laws that a chunk of rows must agree with."""
+
+    def law(hidden: Hidden) -> Rows:
+        rows = _filled(hidden[here].to(head[0].dtype), whole)
+        return goal.shaped(torch.addmm(head[1], rows, head[0].t())[:, :width], blank)
+
+    return averaged(law(goal.rows), ((law(rows), _filled(silent[here], whole)) for rows, silent in goal.others))
 
 
 def _kl_point(z: Rows, y: Int[Tensor, "c"], w: Values, prior: None = None) -> tuple[Values, Rows]:

@@ -6,10 +6,11 @@ mass (a cross entropy is then one gather, never a one-hot), elsewhere hidden row
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cdlm.devices import send
@@ -28,15 +29,15 @@ class Prediction(NamedTuple):
     guidance: float = 0.0
     blank: Float[Tensor, "1 d"] | None = None
     """The hidden row of a blank text, for guidance as in `sample/shape.py`."""
-    others: tuple[Float[Tensor, "n d"], ...] = ()
-    """Hidden rows of other draws, whose laws are averaged with these."""
+    others: tuple[tuple[Float[Tensor, "n d"], Bool[Tensor, "n"]], ...] = ()
+    """Hidden rows of other draws, whose laws are averaged with these, except where they say nothing."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
             blank = None if self.blank is None else self.network.head(self.blank)
-            draws = [self.shaped(self.network.head(rows), blank) for rows in (self.rows, *self.others)]
-            return averaged(draws).log_softmax(-1)
+            others = [(self.shaped(self.network.head(rows), blank), silent) for rows, silent in self.others]
+            return averaged(self.shaped(self.network.head(self.rows), blank), others).log_softmax(-1)
 
     def shaped(self, logits: LogLaw, blank: Float[Tensor, "1 v"] | None) -> LogLaw:
         """Guided and sharpened."""
@@ -45,12 +46,16 @@ class Prediction(NamedTuple):
         return logits if self.temperature == 1 else logits / self.temperature
 
 
-def averaged(draws: list[LogLaw]) -> LogLaw:
-    """Logits of the mean of several laws, themselves given by logits."""
-    if len(draws) == 1:
-        return draws[0]
-    wide = torch.promote_types(draws[0].dtype, torch.float32)
-    return torch.stack([logits.to(wide).log_softmax(-1) for logits in draws]).logsumexp(0)
+def averaged(first: LogLaw, others: Iterable[tuple[LogLaw, Bool[Tensor, "n"]]]) -> LogLaw:
+    """Logits of the mean of laws that are themselves given by logits: the first, and others where they are not silent.
+
+    The mean is left unnormalised: all that read logits normalise them.
+    """
+    total, wide = None, torch.promote_types(first.dtype, torch.float32)
+    for logits, silent in others:
+        total = first.to(wide).log_softmax(-1) if total is None else total
+        total = torch.where(silent[:, None], total, torch.logaddexp(total, logits.to(wide).log_softmax(-1)))
+    return first if total is None else total
 
 
 Group = tuple[Index, Index | Prediction]
@@ -133,10 +138,9 @@ class Network:
         at = place.to(dense.device)[dense // l] * l + dense % l
         at = send(at, hidden.device)
         rows, others = hidden.flatten(0, 1)[at], []
-        for other in pair.others:  # where it has revealed the token, the first one stands in for it
+        for other in pair.others:  # where it has revealed the token, it says nothing of its law
             here = network.features(other.x_s[send(live, other.x_s.device)], pair.alpha_s[live]).flatten(0, 1)[at]
-            silent = send(other.known.flatten()[send(dense, other.known.device)], here.device)
-            others.append(torch.where(silent[:, None], rows, here))
+            others.append((here, send(other.known.flatten()[send(dense, other.known.device)], here.device)))
         goal = Prediction(rows, network, self.temperature, self.guidance, blank, tuple(others))
         return [certain, (dense, goal)]
 

@@ -9,8 +9,7 @@ import numpy as np
 from cdlm.eval.results import Row
 from cdlm.plot import canvas
 from cdlm.report.frontier import Point
-from cdlm.report.rows import Section, canonical, distilled, name, plain, steps, unconditional
-from cdlm.report.seeds import AGAIN
+from cdlm.report.rows import Section, canonical, distilled, name, plain, stem, steps, unconditional
 
 REDS, BLUES, GREENS, GREYS = (
     ("#b2182b", "#ef8a62", "#d6a58f"),
@@ -23,7 +22,11 @@ MARKS = "osD^vPX*<>"
 
 def drawn(section: Section) -> list[Row]:
     """The unconditional cells that pictures show: of several runs of a model, the first."""
-    return [row for row in unconditional(section.rows) if AGAIN not in row["model"]]
+    rows = unconditional(section.rows)
+    first: dict[str, str] = {}
+    for row in rows:
+        first.setdefault(stem(row["model"]), row["model"])
+    return [row for row in rows if row["model"] in first.values()]
 
 
 def bars(section: Section, path: Path) -> Path | None:
@@ -112,7 +115,7 @@ def frontiers(found: Sequence[Point], section: Section, path: Path) -> Path | No
     )
     flat = np.atleast_1d(np.asarray(axes)).ravel()
     names = list(dict.fromkeys(p.name for p in swept))
-    causal = [p for p in found if p.steps is None]
+    causal = [p for p in found if p.steps is None and p.name in colours]
     for axis, n in zip(flat, counts, strict=False):
         for one in names:
             own = [p for p in swept if p.name == one and p.steps == n]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cdlm.eval.results import Row
 from cdlm.methods import METHODS
@@ -13,9 +13,11 @@ from cdlm.report.rows import (
     canonical,
     choices,
     distilled,
+    method,
     name,
     plain,
     schooling,
+    stem,
     steps,
     unconditional,
 )
@@ -69,7 +71,6 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
     values = {key: {place(row): row for row in found} for key, found in named.items()}
     ranks = {c: ranked([_value(values[key].get(c), "ppl") for key in named]) for c in columns}
     lines: list[Line] = []
-    quoted: set[str] = set()  # once, however many runs there are
     for title, late in ((BASE, False), (DISTILLED, True)):
         part = [key for key in named if distilled(named[key][0]) == late]
         if part and any(distilled(found[0]) for found in named.values()):
@@ -81,11 +82,9 @@ def _over_steps(number: int, rows: list[Row], section: Section, style: Style) ->
                 rank = ranks[column][list(named).index(key)]
                 entries.append(Entry() if row is None else Entry(_ppl_entropy(row), rank, _star(row, style)))
             lines.append(Line(key, tuple(entries)))
-            known = canonical(named[key][0])
-            quote = _quote(number, known, list(columns))
-            if style.compare and quote and known not in quoted:
+            quote = _quote(number, named[key][0], list(columns))
+            if style.compare and quote:
                 lines.append(Line("paper", (Entry(), Entry(), *quote), quoted=True))
-                quoted.add(known)
     caption = f"{section.note(rows)} {style.note(section)}"
     caption += " A model without steps stands in the last column." * any(steps(row) is None for row in rows)
     return Sheet(_slug(section, number), _title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))
@@ -137,7 +136,7 @@ def conditional_tables(section: Section, style: Style) -> list[Sheet]:
             cells = zip(found, columns, strict=True)
             entries = [Entry() if row is None else Entry(show(row), ranks[c][index]) for row, c in cells]
             lines.append(Line(key, tuple(entries)))
-            quote = _quote(number, canonical(named[key][0]), list(columns))
+            quote = _quote(number, named[key][0], list(columns))
             if style.compare and quote:
                 lines.append(Line("paper", tuple(quote), quoted=True))
         if number == 3:
@@ -155,24 +154,24 @@ def conditional_tables(section: Section, style: Style) -> list[Sheet]:
 def ablation_tables(section: Section, style: Style) -> list[Sheet]:
     """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each."""
     rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None and name(row) == row["model"]]
-    changed = [row["trained"]["method"].partition(":")[0] for row in rows if choices(row)]
-    rows = [row for row in rows if row["trained"]["method"].partition(":")[0] in changed[:1]]  # variants of one method
     sheets = []
-    for number, keys, read, title in (
-        (4, {"steps"}, lambda c: c.get("steps", _scheduler(rows)), "CDLM w. {} scheduler"),
-        (5, {"kappa", "kappa_end"}, lambda c: f"{float(c.get('kappa', '0.4')):g}", "CDLM w. {} for max-step scheduler"),
-        (6, {"divergence"}, lambda c: c.get("divergence", "jsd"), "CDLM w. {}"),
+    for number, keys, title in (
+        (4, ("steps",), "CDLM w. {} scheduler"),
+        (5, ("kappa", "kappa_end"), "CDLM w. {} for max-step scheduler"),
+        (6, ("divergence",), "CDLM w. {}"),
     ):
-        own = [row for row in rows if set(choices(row) or {}) <= keys]
-        if any(choices(row) for row in own):
-            sheets.append(_ablation(number, own, read, title, section, style))
+        own = [row for row in rows if set(choices(row) or {}) <= set(keys)]
+        changed = [method(row) for row in own if choices(row)]
+        own = [row for row in own if method(row) in changed[:1]]  # variants of one method
+        if own:
+            sheets.append(_ablation(number, own, keys[0], title, section, style))
     return sheets
 
 
 def _ablation(
     number: int,
     rows: list[Row],
-    read: Callable[[dict[str, str]], str],
+    choice: str,
     title: str,
     section: Section,
     style: Style,
@@ -180,7 +179,9 @@ def _ablation(
     columns: list[Column] = sorted({steps(row) or 0 for row in rows})
     found: dict[str, dict[Column, Row]] = {}
     for row in rows:
-        found.setdefault(read(choices(row) or {}), {})[steps(row) or 0] = row
+        chosen = (choices(row) or {}).get(choice, METHODS[method(row)].choices[choice])
+        known = f"{float(chosen):g}" if choice == "kappa" else str(chosen)
+        found.setdefault(known, {})[steps(row) or 0] = row
     order = [key for key in TABLES[number] if key in found] + [key for key in found if key not in TABLES[number]]
     lines = []
     for key in order:
@@ -189,7 +190,7 @@ def _ablation(
             Entry(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _star(row, style)) if row else Entry() for row in cells
         ]
         lines.append(Line(title.format(key), tuple(text)))
-        quote = _quote(number, key, columns)
+        quote = _quoted(number, key, columns)
         if style.compare and quote:
             lines.append(Line("paper", tuple(quote), quoted=True))
     heads = (("Model", 1), *((str(column), 1) for column in columns))
@@ -271,12 +272,6 @@ def consistency_table(rows: Sequence[Row]) -> Sheet | None:
     return Sheet("consistency", "Path invariance on text", caption, heads, tuple(lines))
 
 
-def _scheduler(rows: Sequence[Row]) -> str:
-    """The step sizes of a run that says nothing of them."""
-    slug = rows[0]["trained"]["method"].partition(":")[0] if rows else "mcdlm"
-    return str(METHODS[slug].choices["steps"])
-
-
 def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
     named: dict[str, list[Row]] = {}
     for row in rows:
@@ -284,7 +279,13 @@ def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return named
 
 
-def _quote(number: int, known: str, columns: list[Column]) -> list[Entry]:
+def _quote(number: int, row: Row, columns: list[Column]) -> list[Entry]:
+    """The paper's numbers beneath a model as the paper has it; not beneath its variants, nor its other seeds."""
+    other = choices(row) or row["model"] != stem(row["model"])
+    return [] if other else _quoted(number, canonical(row), columns)
+
+
+def _quoted(number: int, known: str, columns: list[Column]) -> list[Entry]:
     """The paper's numbers of that row at these columns; empty if it has none."""
     row = paper.TABLES[number].get(known, {})
     return [Entry(row.get(column, "")) for column in columns] if any(column in row for column in columns) else []

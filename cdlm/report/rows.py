@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -130,11 +131,20 @@ def name(row: Row) -> str:
     return row["model"] + (f" ({', '.join(words)})" if words else "")
 
 
+def method(row: Row) -> str:
+    """By the name that the table of methods has for it, without its choices."""
+    return _slug(row.get("trained") or {})
+
+
+def stem(label: str) -> str:
+    """A name without the seed of its run: `NAME, seed N` is another run of NAME."""
+    return re.sub(r", seed \d+", "", label)
+
+
 def canonical(row: Row) -> str:
     """What the paper calls it; the label itself where its folder does not say how it was trained."""
-    trained = row.get("trained") or {}
-    method, parent = _slug(trained), _slug(trained.get("from") or {})
-    found = KNOWN.get((method, parent)) or (METHODS[method].name if method in METHODS else row["model"])
+    own, parent = method(row), _slug((row.get("trained") or {}).get("from") or {})
+    found = KNOWN.get((own, parent)) or (METHODS[own].name if own in METHODS else row["model"])
     return f"{found} (greedy)" if row.get("sampling", {}).get("tail") == "argmax" else found
 
 
@@ -152,6 +162,8 @@ def schooling(row: Row) -> tuple[str, str]:
     base = trained.get("from")
     if not trained:
         return "", ""
+    if base and not distilled(row):
+        return f"{_thousands(base['steps'])} + {_thousands(trained['steps'])}", "0"
     return (_thousands((base or trained)["steps"]), _thousands(trained["steps"]) if base else "0")
 
 
@@ -162,7 +174,9 @@ def steps(row: Row) -> int | None:
 
 
 def distilled(row: Row) -> bool:
-    return bool((row.get("trained") or {}).get("from"))
+    """By a method that needs a trained model; others may start from one."""
+    found = METHODS.get(method(row))
+    return bool(found and found.starts_from)
 
 
 def _slug(trained: Row) -> str:

@@ -12,8 +12,7 @@ import numpy as np
 
 from cdlm.eval.generative import Interval
 from cdlm.report.frontier import Point
-
-AGAIN = ", seed "
+from cdlm.report.rows import stem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +34,13 @@ class Runs:
 
 def over_seeds(found: Sequence[Point], baseline: str) -> list[Runs]:
     """Every method with at least two runs, beside the baseline's runs, at the steps where the baseline has two."""
+    baseline = stem(baseline)
     plain = [p for p in found if p.control == "plain" and p.steps]
     rows = []
     for steps in sorted({p.steps or 0 for p in plain}):
         groups: dict[str, list[Point]] = {}
         for point in (p for p in plain if p.steps == steps):
-            groups.setdefault(point.name.partition(AGAIN)[0], []).append(point)
+            groups.setdefault(stem(point.name), []).append(point)
         logs = {name: [float(p.log_ppl[0]) for p in own] for name, own in groups.items() if len(own) > 1}
         if baseline not in logs:
             continue
@@ -53,8 +53,10 @@ def over_seeds(found: Sequence[Point], baseline: str) -> list[Runs]:
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """exp of the difference of two means, with its 95 % interval for samples of unequal spread."""
-    from scipy.stats import ttest_ind
-
+    try:
+        from scipy.stats import ttest_ind
+    except ImportError:
+        raise ValueError("intervals over seeds need scipy; run: pip install 'cdlm[eval]'") from None
     found = ttest_ind(ours, theirs, equal_var=False)
     low, high = found.confidence_interval(0.95)
     gap = float(np.mean(ours) - np.mean(theirs))

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     top_k: int = Field(0, ge=0, le=1_000_000)
     guidance: float = Field(0.0, ge=0, le=100, allow_inf_nan=False, description="Masked models; 0 is none.")
     cool: float | None = Field(
-        None, ge=0.01, le=100, allow_inf_nan=False, description="The temperature of the last step; the same throughout."
+        None, ge=0.01, le=100, allow_inf_nan=False, description="The temperature at t = 0, reached in a straight line."
     )
     seed: int = Field(0, ge=0, le=SEEDS, description="The same seed writes the same text.")
     order: Literal[Order, "first-hitting", Confidence] = "random"

@@ -163,7 +163,7 @@ def test_a_sharpened_target_and_another_divergence_where_tokens_are_revealed(tin
 
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
-    """The loss, written out: the mean law over the bridges that leave a position noisy, the first one's where not."""
+    """The loss, written out: the mean law over the bridges that leave a position noisy, as the first must."""
     process, b, l, slug = (masked if kind == "masked" else uniform)(6), 5, 7, "mcdlm" if kind == "masked" else "ucdlm"
     student, target = tiny(process, seed=1), tiny(process, seed=2)
     x0 = torch.randint(6, (b, l))
@@ -192,7 +192,7 @@ def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
             else:
                 noisy = [k for k in range(3) if kind == "uniform" or int(draws[k][row, i]) == 6]
                 several += 1 < len(noisy) < 3
-                goal = (sum(laws[k if k in noisy else 0][row, i] for k in range(3)) / 3).log()
+                goal = (sum(laws[k][row, i] for k in noisy) / len(noisy)).log()
             total += float(jsd(target=goal[None], student=q[row, i][None]))
     assert several or kind == "uniform"
     assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)

@@ -127,11 +127,25 @@ def test_ablations_are_of_one_method_and_its_own_sampler() -> None:
     assert table(sheet) == {"CDLM w. jsd": ["100.0 / 5.2"], "CDLM w. kl": ["200.0 / 5.2"]}
 
 
+def test_each_ablation_table_has_the_variants_of_one_method() -> None:
+    """Rows of several methods together: those with the changes that a table is about are found."""
+    methods = ("mcdlm:anchor=jsd", "mcdlm", "mcdlm-pplopt", "mcdlm-pplopt:steps=staged", "mcdlm-pplopt:divergence=kl")
+    rows = [row(method, 8, 100.0 + k, method=method) for k, method in enumerate(methods)]
+    found = ablation_tables(Section("gpt2-large", "robust", 1024, rows), Style(None))
+    names = {sheet.title.split(".")[0]: [line.name for line in sheet.lines] for sheet in found}
+    assert names == {
+        "Table 4": ["CDLM w. random scheduler", "CDLM w. staged scheduler"],
+        "Table 6": ["CDLM w. jsd", "CDLM w. kl"],
+    }
+
+
 def test_names_and_schooling_are_read_off_the_training() -> None:
     distilled = row("x", method="sdtt", base={"method": "mcdlm:kappa=0.2", "steps": 100_000, "from": None})
     assert canonical(distilled) == "MCDLM+SDTT"
     assert schooling(distilled) == ("100K", "1K")
     assert schooling(row("x")) == ("1K", "0")
+    further = row("x", method="mcdlm", base={"method": "mdlm", "steps": 3_000, "from": None})
+    assert schooling(further) == ("3K + 1K", "0")  # it goes on from a model, but distils none
     assert canonical(row("from a hub", method=None)) == "from a hub"
 
 
