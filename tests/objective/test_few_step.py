@@ -1,7 +1,6 @@
 """The likelihood of a sampler of few steps, against the sampler itself and the law it draws from, written out."""
 
 import collections
-import dataclasses
 import math
 
 import pytest
@@ -11,12 +10,14 @@ from torch import Tensor
 from cdlm.eval.likelihood import few_step, repeated
 from cdlm.methods import METHODS
 from cdlm.objective import Bridge, Data, Objective, Ordered, Revealed, Times, inverse_step, unit
+from cdlm.objective.consistency import split
 from cdlm.objective.divergence import jsd, kl
 from cdlm.process import masked, uniform
-from cdlm.rng import seeded
+from cdlm.rng import Rng, seeded
 from cdlm.sample import uniform_grid
 from cdlm.sample.order import Order, levels, reveal
 from cdlm.schedules import constant
+from cdlm.types import Pair
 
 from ..paper.enumeration import p_value
 from ..sample.test_order import planned
@@ -138,15 +139,7 @@ def test_a_sharpened_target_and_another_divergence_where_tokens_are_revealed(tin
     student, target = tiny(process, seed=1), tiny(process, seed=2)
     x0 = torch.randint(6, (b, l))
     objective = METHODS["mcdlm"](process, total=10, revealed="kl", sharpen=0.5, kappa=0.0, weight="unit")
-    rng = seeded(2, batch=b)
-    found = objective.loss(student, target, x0, 0, rng).terms["consistency"]
-    for net in (student, target):
-        net.requires_grad_(False)
-    term = objective.terms[0]
-    own = rng[torch.arange(b)]("consistency")
-    strata = objective_rows(objective, rng)
-    s, t = term.times(0.0, strata, b, own)
-    pair = term.coupling(x0, s, t, own)
+    found, pair, _ = consistency(objective, student, target, x0)
     q = student.head(student.features(pair.x_t, pair.alpha_t))
     p = (target.head(target.features(pair.x_s, pair.alpha_s)) / 0.5).log_softmax(-1)
     total = 0.0
@@ -154,7 +147,7 @@ def test_a_sharpened_target_and_another_divergence_where_tokens_are_revealed(tin
         for i in range(l):
             if int(pair.x_t[row, i]) != 6:
                 continue
-            if int(pair.x_s[row, i]) != 6 or float(s[row]) == 0:
+            if int(pair.x_s[row, i]) != 6 or float(pair.s[row]) == 0:
                 total -= float(q[row, i, x0[row, i]])
             else:
                 total += float(jsd(target=p[row, i][None], student=q[row, i][None]))
@@ -168,18 +161,11 @@ def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
     student, target = tiny(process, seed=1), tiny(process, seed=2)
     x0 = torch.randint(6, (b, l))
     objective = METHODS[slug](process, total=10, bridges=3, kappa=0.0, weight="unit")
-    rng = seeded(2, batch=b)
-    found = objective.loss(student, target, x0, 0, rng).terms["consistency"]
-    for net in (student, target):
-        net.requires_grad_(False)
-    term = objective.terms[0]
-    own = rng[torch.arange(b)]("consistency")
-    s, t = term.times(0.0, objective_rows(objective, rng), b, own)
-    pair = term.coupling(x0, s, t, own)
+    found, pair, own = consistency(objective, student, target, x0)
     draws = [pair.x_s, *(other.x_s for other in pair.others)]
     assert len(draws) == 3
     assert not torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[0], dataclasses.replace(term.coupling, draws=1)(x0, s, t, own).x_s)
+    assert torch.equal(draws[0], Bridge(process)(x0, pair.s, pair.t, own).x_s)
     q = student.head(student.features(pair.x_t, pair.alpha_t))
     laws = [target.head(target.features(x_s, pair.alpha_s)).softmax(-1) for x_s in draws]
     total, several = 0.0, 0
@@ -187,7 +173,7 @@ def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
         for i in range(l):
             if kind == "masked" and int(pair.x_t[row, i]) != 6:
                 continue
-            if float(s[row]) == 0 or (kind == "masked" and int(draws[0][row, i]) != 6):
+            if float(pair.s[row]) == 0 or (kind == "masked" and int(draws[0][row, i]) != 6):
                 goal = x0[row, i]
             else:
                 noisy = [k for k in range(3) if kind == "uniform" or int(draws[k][row, i]) == 6]
@@ -198,12 +184,17 @@ def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
     assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)
 
 
-def objective_rows(objective: Objective, rng) -> Tensor:
-    from cdlm.objective.consistency import split
-
+def consistency(objective: Objective, student, target, x0: Tensor) -> tuple[Tensor, Pair, Rng]:
+    """The first term's loss, alone in its batch; the pair it was taken at, and the noise that this was drawn with."""
+    b = len(x0)
+    rng = seeded(2, batch=b)
+    found = objective.loss(student, target, x0, 0, rng).terms["consistency"]
+    for net in (student, target):
+        net.requires_grad_(False)
     ((rows, stratum, _), _) = split([1.0, 0.0], rng)
-    assert torch.equal(rows, torch.arange(rng.batch))
-    return stratum
+    assert torch.equal(rows, torch.arange(b))
+    term, own = objective.terms[0], rng[rows]("consistency")
+    return found, term.coupling(x0, *term.times(0.0, stratum, b, own), own), own
 
 
 def test_revealed_positions_are_part_of_the_data_target() -> None:
