@@ -58,8 +58,10 @@ def rows(texts: Path) -> dict[str, Row]:
     bound |= {"steps": STEPS, "order": orders}
     frontier: dict[str, Any] = {"steps": STEPS, "temperature": (1.0, 0.9, 0.8, 0.7), "top_p": (0.95, 0.9, 0.8)}
     spread: dict[str, Any] = {**frontier, "order": ("dilated", "bit-reversed")}
-    hot = (1.3, 1.15, 1.0, 0.85)
-    guided: dict[str, Any] = {"steps": STEPS, "guidance": (0.5, 1.0), "order": ("dilated",), "temperature": hot}
+    hot = (1.15, 1.0, 0.85)
+    guided: dict[str, Any] = {"steps": STEPS, "order": ("dilated",), "guidance": (0.5, 1.0), "temperature": hot}
+    guided |= {"top_p": (0.9, 0.8)}
+    some: dict[str, Any] = {"steps": STEPS, "order": ("dilated",), "guidance": (0.5,), "temperature": (1.0, 0.85)}
     samplers: tuple[dict[str, Any], ...] = (
         spread,
         {"steps": STEPS, "order": ("probability", "margin"), "temperature": (1.4, 1.2, 1.0)},
@@ -68,33 +70,45 @@ def rows(texts: Path) -> dict[str, Row]:
         {"steps": STEPS, "corrector": ("loop",), "eta": (0.1,), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "guidance": (0.25, 0.5, 1.0, 2.0), "temperature": hot},
         guided,
+        {"steps": STEPS, "order": ("dilated",), "guidance": (0.25, 2.0), "temperature": hot},
         {"steps": STEPS, "cool": (0.8, 0.5), "temperature": hot},
     )
     tails: tuple[dict[str, Any], ...] = (
         {**frontier, "tail": ("none", "argmax", "sample")},
         {"steps": STEPS, "corrector": ("constant",), "eta": (0.1, 0.3), "temperature": (1.0, 0.85, 0.7)},
     )
-    more: dict[str, Any] = {"start": "base", "share": EXTRA}
-    found = {"judge": JUDGE, **BASES, "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, frontier, *samplers), **more)}
-    for name, method in TRIALS.items():
-        ways = (bound, frontier, spread) if "order" in method else (bound, frontier)
-        found[name] = Row(name, "small-mdlm", method=method, tasks=ways, **more)
-    for seed in (1, 2):
-        again: dict[str, Any] = {"start": f"base-{seed}", "share": EXTRA, "seed": seed}
-        found[f"mdlm-{seed}"] = Row(
-            f"MDLM, seed {seed}", "small-mdlm", tasks=(bound, frontier, spread, guided), **again
-        )
-    for name in ROLLOUTS:
-        found[name] = Row(name, "small-mdlm", data=f"written-{name}", tasks=(bound, frontier, spread), **more)
+    found = {"judge": JUDGE, **BASES}
+    for seed in (0, 1, 2):
+        again: dict[str, Any] = {"start": base(seed), "share": EXTRA, "seed": seed}
+        every = (spread, guided) if seed else samplers
+        found[f"mdlm{end(seed)}"] = Row(f"MDLM{said(seed)}", "small-mdlm", tasks=(bound, frontier, *every), **again)
+        for name, method in TRIALS.items():
+            ways = (bound, frontier, some, spread) if "order" in method else (bound, frontier, some)
+            found[name + end(seed)] = Row(name + said(seed), "small-mdlm", method=method, tasks=ways, **again)
+        for name in ROLLOUTS:
+            ways, written = (bound, frontier, some, spread), f"written-{name}{end(seed)}"
+            found[name + end(seed)] = Row(name + said(seed), "small-mdlm", data=written, tasks=ways, **again)
     for name, method in UNIFORM.items():
         label = "UDLM" if name == "udlm" else name
         found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=tails)
     return found
 
 
-def write_rollouts(name: str, place: Place) -> None:
+def base(seed: int) -> str:
+    return f"base{end(seed)}"
+
+
+def end(seed: int) -> str:
+    return f"-{seed}" if seed else ""
+
+
+def said(seed: int) -> str:
+    return f", seed {seed}" if seed else ""
+
+
+def write_rollouts(row: Row, how: Sampling, place: Place) -> None:
     """Texts that the base writes in many steps, as tokens to train on: its joint law, simpler than people's."""
-    out, base = place.scratch / f"written-{name}", wait_for(place.scratch / "base")
+    out, base = place.scratch / str(row.data), wait_for(place.scratch / str(row.start))
     if (out / DONE).is_file():
         return
     shutil.rmtree(out, ignore_errors=True)
@@ -102,7 +116,7 @@ def write_rollouts(name: str, place: Place) -> None:
     model = cdlm.load(base, device=place.device)
     num = 32 if place.small else NUM
     drafts = model.continuations([""], num)
-    texts = sorted(model.write(drafts, ROLLOUTS[name], batch=512), key=lambda text: text.index)
+    texts = sorted(model.write(drafts, how, batch=512), key=lambda text: text.index)
     meta = read_meta(place.data)
     ids = np.array([text.tokens for text in texts], dtype=DTYPES[meta.dtype])
     ids.tofile(out / "train.bin")
@@ -115,10 +129,12 @@ def write_rollouts(name: str, place: Place) -> None:
 
 def main() -> None:
     asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
+    found = rows(place.texts)
     for name in asked:
-        if name in ROLLOUTS:
-            write_rollouts(name, place)
-        study(rows(place.texts), [name], place)
+        how = ROLLOUTS.get(found[name].label.split(",")[0])
+        if how:
+            write_rollouts(found[name], how, place)
+        study(found, [name], place)
 
 
 if __name__ == "__main__":
