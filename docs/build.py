@@ -26,7 +26,17 @@ DOCS = Path(__file__).resolve().parent
 ORDER = {
     "Start": ("README", "idea", "tutorial", "faq"),
     "Use": ("training", "recipes", "many-gpus", "sampling", "evaluation", "harness", "studio", "hub"),
-    "Understand": ("paper", "choices", "moons", "study", "study-samples", "search", "benchmarks", "reliability"),
+    "Understand": (
+        "paper",
+        "choices",
+        "moons",
+        "study",
+        "study-samples",
+        "ablations",
+        "search",
+        "benchmarks",
+        "reliability",
+    ),
     "Build on it": ("extend", "api"),
 }
 

@@ -1,12 +1,14 @@
-"""Fill the generated parts of docs/study.md and docs/study-samples.md from the results, and draw the training.
+"""Fill the generated parts of the pages on the studies (PAGES) from the results, and draw their pictures.
 
     cdlm report studies/results/main/* --compare paper --out runs/report/main
-    cdlm report studies/results/anchor/* --out runs/report/anchor
+    cdlm report studies/results/ablations/* --compare paper --out runs/report/ablations
+    for part in anchor timed; do cdlm report studies/results/$part/* --out runs/report/$part; done
     python -m studies.page
 
 Between `<!-- table main/NAME -->` and `<!-- end -->` stands tables/NAME.md of that report; between
-`<!-- figure main/NAME TITLE -->` and `<!-- end -->` its figures/NAME.png, copied to docs/study/. `<!-- wall clock -->`
-and `<!-- samples -->` are made here. What stands outside is written by hand.
+`<!-- figure main/NAME TITLE -->` and `<!-- end -->` its figures/NAME.png, copied to docs/study/. `<!-- search NAME -->`
+is a table of studies/trials.py; `<!-- wall clock -->` and `<!-- samples -->` are made here. What stands outside is
+written by hand.
 """
 
 import json
@@ -17,10 +19,12 @@ from pathlib import Path
 from cdlm.eval.results import read_samples
 from cdlm.plot import canvas
 from cdlm.sample import Sampling
+from studies import trials
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("study", "study-samples", "ablations", "search")
 MAIN, PICTURES = ROOT / "studies" / "results" / "main", ROOT / "docs" / "study"
-BLOCK = re.compile(r"(<!-- (table|figure|wall clock|samples)( [^>]*?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|figure|search|wall clock|samples)( [^>]*?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 READ = ("MDLM", "MDLM+SDTT", "MCDLM-PPLOptimized", "UCDLM")
 STEPS, CUT = (4, 64, 256), 1000
 TOKENS = 256 * 256
@@ -48,6 +52,8 @@ def fill(page: str, reports: Path, pictures: Path = PICTURES) -> str:
             body = (reports / name.parent / "tables" / f"{name.name}.md").read_text().split("\n", 2)[2]
         elif kind == "figure":
             body = f"![{' '.join(found[1:])}](study/{picture(reports, Path(found[0]), pictures)})\n"
+        elif kind == "search":
+            body = trials.TABLES[found[0]]() or old
         else:
             body = wall_clock() if kind == "wall clock" else samples() or old
         return f"{head}{body.strip()}\n{end}"
@@ -108,8 +114,9 @@ def learning(out: Path) -> None:
 
 def main() -> None:
     learning(PICTURES / "learning.png")
-    for name in ("study.md", "study-samples.md"):
-        page = ROOT / "docs" / name
+    trials.draw(PICTURES / "search-frontiers.png")
+    for name in PAGES:
+        page = ROOT / "docs" / f"{name}.md"
         page.write_text(fill(page.read_text(), ROOT / "runs" / "report"))
         print(f"filled {page}")
 

@@ -41,6 +41,8 @@ TRIALS = {
     "sdtt-long": "sdtt:smallest=0.00390625",
 }
 """Name of the row: its method."""
+BEST, REPEATED = "guided-teacher", ("guided-teacher", "kl")
+"""The trial that wins, and those that are repeated from two other runs of MDLM."""
 UNIFORM = {"udlm": "udlm", "ucdlm": "ucdlm", "ucdlm-kl": "ucdlm:divergence=kl"}
 """The same from UDLM, its control first."""
 ROLLOUTS = {
@@ -79,36 +81,27 @@ def rows(texts: Path) -> dict[str, Row]:
     )
     found = {"judge": JUDGE, **BASES}
     for seed in (0, 1, 2):
-        again: dict[str, Any] = {"start": base(seed), "share": EXTRA, "seed": seed}
+        end, said = (f"-{seed}", f", seed {seed}") if seed else ("", "")
+        again: dict[str, Any] = {"start": f"base{end}", "share": EXTRA, "seed": seed}
         every = (spread, guided) if seed else samplers
-        found[f"mdlm{end(seed)}"] = Row(f"MDLM{said(seed)}", "small-mdlm", tasks=(bound, frontier, *every), **again)
+        found[f"mdlm{end}"] = Row(f"MDLM{said}", "small-mdlm", tasks=(bound, frontier, *every), **again)
         for name, method in TRIALS.items():
-            ways = (bound, frontier, some, spread) if "order" in method else (bound, frontier, some)
-            found[name + end(seed)] = Row(name + said(seed), "small-mdlm", method=method, tasks=ways, **again)
-        for name in ROLLOUTS:
-            ways, written = (bound, frontier, some, spread), f"written-{name}{end(seed)}"
-            found[name + end(seed)] = Row(name + said(seed), "small-mdlm", data=written, tasks=ways, **again)
+            if seed and name not in REPEATED:
+                continue
+            ways = (bound, frontier, some, spread) if "order" in method or name == BEST else (bound, frontier, some)
+            found[name + end] = Row(name + said, "small-mdlm", method=method, tasks=ways, **again)
+    more: dict[str, Any] = {"start": "base", "share": EXTRA, "tasks": (bound, frontier, some, spread)}
+    for name in ROLLOUTS:
+        found[name] = Row(name, "small-mdlm", data=f"written-{name}", **more)
     for name, method in UNIFORM.items():
         label = "UDLM" if name == "udlm" else name
         found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=tails)
     return found
 
 
-def base(seed: int) -> str:
-    return f"base{end(seed)}"
-
-
-def end(seed: int) -> str:
-    return f"-{seed}" if seed else ""
-
-
-def said(seed: int) -> str:
-    return f", seed {seed}" if seed else ""
-
-
-def write_rollouts(row: Row, how: Sampling, place: Place) -> None:
+def write_rollouts(name: str, place: Place) -> None:
     """Texts that the base writes in many steps, as tokens to train on: its joint law, simpler than people's."""
-    out, base = place.scratch / str(row.data), wait_for(place.scratch / str(row.start))
+    out, base = place.scratch / f"written-{name}", wait_for(place.scratch / "base")
     if (out / DONE).is_file():
         return
     shutil.rmtree(out, ignore_errors=True)
@@ -116,7 +109,7 @@ def write_rollouts(row: Row, how: Sampling, place: Place) -> None:
     model = cdlm.load(base, device=place.device)
     num = 32 if place.small else NUM
     drafts = model.continuations([""], num)
-    texts = sorted(model.write(drafts, how, batch=512), key=lambda text: text.index)
+    texts = sorted(model.write(drafts, ROLLOUTS[name], batch=512), key=lambda text: text.index)
     meta = read_meta(place.data)
     ids = np.array([text.tokens for text in texts], dtype=DTYPES[meta.dtype])
     ids.tofile(out / "train.bin")
@@ -129,12 +122,10 @@ def write_rollouts(row: Row, how: Sampling, place: Place) -> None:
 
 def main() -> None:
     asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
-    found = rows(place.texts)
     for name in asked:
-        how = ROLLOUTS.get(found[name].label.split(",")[0])
-        if how:
-            write_rollouts(found[name], how, place)
-        study(found, [name], place)
+        if name in ROLLOUTS:
+            write_rollouts(name, place)
+        study(rows(place.texts), [name], place)
 
 
 if __name__ == "__main__":

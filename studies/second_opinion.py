@@ -3,11 +3,13 @@
     python -m studies.second_opinion studies/results/main --judge smollm2 --steps 4 8 16 32 64 --num 64
     python -m studies.second_opinion studies/results/main --judge gemma3-270m --steps 8 32 --num 64
     python -m studies.second_opinion studies/results/main --judge smollm2 --task conditional --steps 8 64 256
+    python -m studies.second_opinion studies/results/search --judge smollm2 --steps 8 32 --match "^mdlm/.*order-dilated"
 
 Its rows join those that are there; what it has read before is not read again.
 """
 
 import argparse
+import re
 import time
 from pathlib import Path
 
@@ -27,13 +29,14 @@ def main() -> None:
     parser.add_argument("--task", choices=["unconditional", "conditional"], default="unconditional")
     parser.add_argument("--steps", type=int, nargs="+", required=True)
     parser.add_argument("--controls", action="store_true", help="also the texts with temperature or top-p")
+    parser.add_argument("--match", type=re.compile, default="", help="only texts whose ROW/FILE this pattern finds")
     parser.add_argument("--num", type=int, default=64)
     asked = parser.parse_args()
     chosen = [
         (folder, path)
         for folder in sorted(path.parent for path in asked.study.glob("*/results.jsonl"))
         for path in sorted((folder / "samples").glob("*.jsonl"))
-        if wanted(read_samples(path), asked)
+        if re.search(asked.match, f"{folder.name}/{path.name}") and wanted(read_samples(path), asked)
     ]
     if not chosen:
         parser.error(f"{asked.study} holds no such texts; it is a folder that a study wrote, with its samples/")

@@ -1,6 +1,8 @@
 """The studies run from end to end, at a size too small to say anything, and go on where they were stopped."""
 
+import dataclasses
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from cdlm.data.prepare import PrepareConfig, prepare
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.grid import EvalConfig
 from cdlm.eval.results import read_rows
+from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
-from studies import ablations, anchor, bigram, main_table, page, search
+from studies import ablations, anchor, bigram, main_table, page, search, words
 from studies.rows import FULL, Place, Row, settings
 
 from .zygote import run as command
@@ -65,16 +68,30 @@ def test_a_study_from_training_to_report(corpus: Path, tmp_path: Path) -> None:
     assert "lambada" in page
 
 
-def test_the_page_of_the_study_says_what_its_results_say(tmp_path: Path) -> None:
-    """Every table of docs/study.md is what `cdlm report` makes of the rows that are kept."""
-    for name, compare in (("main", "paper"), ("anchor", "none")):
-        folders = tuple(sorted((ROOT / "studies" / "results" / name).iterdir()))
-        write_report(ReportConfig(folders, tmp_path / name, compare=compare))
-    text = (ROOT / "docs" / "study.md").read_text()
-    assert text.count("<!-- table ") > 10
+@pytest.mark.parametrize("name", page.PAGES)
+def test_the_pages_of_the_studies_say_what_their_results_say(name: str, tmp_path: Path) -> None:
+    """Every table is what `cdlm report` and the studies make of the rows that are kept."""
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    for part in sorted(set(re.findall(r"<!-- (?:table|figure) (\w+)/", text))):
+        folders = tuple(sorted((ROOT / "studies" / "results" / part).iterdir()))
+        known = part in ("main", "ablations")
+        write_report(ReportConfig(folders, tmp_path / part, compare="paper" if known else "none"))
+    assert len(page.BLOCK.findall(text)) == {"study": 25, "study-samples": 1, "ablations": 5, "search": 6}[name]
     assert page.fill(text, tmp_path, tmp_path / "pictures") == text
+
+
+def test_there_is_a_text_to_read_of_every_model_and_step_count() -> None:
     samples = (ROOT / "docs" / "study-samples.md").read_text()
     assert samples.count("> ") == len(page.READ) * len(page.STEPS)
+
+
+def test_the_words_of_texts() -> None:
+    people = ["The cat sat in the sun.", "Cats of the sea, cats of the sea"]
+    common, most, twice = words.measure(people)
+    assert common == (3 + 4) / (6 + 8)
+    assert most == (0 + 2 / 8) / 2  # "cats"; and no word of four letters in the first
+    assert twice == 0
+    assert words.measure(["of the of the of"])[2] == 2 / 5
 
 
 def test_second_opinion_needs_texts(tmp_path: Path) -> None:
@@ -155,6 +172,17 @@ def test_every_row_is_a_run_of_the_same_tokens(rows: dict[str, Row]) -> None:
     assert FULL == 2000
     labels = [row.label for row in rows.values()]
     assert len(set(labels)) == len(labels)
+
+
+def test_the_recipe_of_the_best_trial_is_what_was_run() -> None:
+    place = Place(Path("d"), Path("t"), Path("o"), Path("s"), Path("j"), FULL, 4, "auto", small=False)
+    row, recipe = search.rows(Path())[search.BEST], RECIPES["small-mcdlm-guided"].config
+    tried = settings(row, place, Path("x"), row.share)
+    own = {"data", "out", "init_from", "log_every", "valid_every", "samples", "save_every", "keep"}
+    for field in dataclasses.fields(tried):
+        if field.name not in own:
+            assert getattr(recipe, field.name) == getattr(tried, field.name), field.name
+    assert recipe.init_from == Path("runs/small-mdlm")
 
 
 def test_the_tables_rows_are_the_papers() -> None:

@@ -138,11 +138,17 @@ def _write_parts(tensors: dict[str, torch.Tensor], folder: Path, most: int) -> N
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors; whatever is wrong with the disk is an OSError."""
+    """Write tensors; whatever is wrong with the disk is an OSError.
+
+    Whoever may read other new files may read this one: safetensors alone would keep it for its owner.
+    """
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from None
+    path.chmod(mode)
 
 
 def newest(folder: Path) -> Path:

@@ -19,6 +19,8 @@ from cdlm.report.rows import Section, control, name, plain, steps, unconditional
 
 Vector = NDArray[np.float64]
 GRID = 9
+KINDS = ("T ", "top-p ")
+"""Controls whose cells lie on one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Two frontiers against each other, over the entropies that both reach."""
+    """Two sweeps against each other, over the entropies that both reach."""
 
     steps: int
     name: str
@@ -122,24 +124,35 @@ def matched(found: Sequence[Point], baseline: str) -> list[Match]:
 
 
 def spans(found: Sequence[Point], baseline: str) -> list[Span]:
-    """Frontier against frontier: the mean log ratio over the entropies that both reach, for models with a sweep."""
+    """Sweep against sweep: the mean log ratio over the entropies that both reach.
+
+    Temperatures are compared with temperatures and top-p with top-p, and the two are averaged: else a model whose top-p
+    ends earlier would be set beside another control there.
+    """
     rows = []
     for n in _step_counts(found):
         base = [p for p in found if p.name == baseline and p.steps == n]
         for other in dict.fromkeys(p.name for p in found if p.steps == n and p.name != baseline):
             own = [p for p in found if p.name == other and p.steps == n]
-            if len(own) < 2 or len(base) < 2:
-                continue
-            low = float(max(min(p.entropy[0] for p in side) for side in (own, base)))
-            high = float(min(max(p.entropy[0] for p in side) for side in (own, base)))
-            if low >= high:
-                continue
-            at = np.linspace(low, high, GRID)[:, None] + np.zeros_like(own[0].entropy)
-            gaps = np.stack([frontier_at(own, h) - frontier_at(base, h) for h in at])
-            inside = ~np.isnan(gaps)
-            mean = np.where(inside, gaps, 0.0).sum(0) / np.where(inside.any(0), inside.sum(0), np.nan)
-            rows.append(Span(n, other, baseline, low, high, _interval(np.exp(mean))))
+            gaps = [gap for kind in KINDS if (gap := _gap(_curve(own, kind), _curve(base, kind)))]
+            if gaps:
+                low, high = min(low for _, low, _ in gaps), max(high for *_, high in gaps)
+                mean = np.mean([gap for gap, *_ in gaps], 0)
+                rows.append(Span(n, other, baseline, low, high, _interval(np.exp(mean))))
     return rows
+
+
+def _gap(own: Sequence[Point], base: Sequence[Point]) -> tuple[Vector, float, float] | None:
+    """The mean log ratio of two curves in each resample, and where they were measured to overlap."""
+    if min(len(own), len(base)) < 2:
+        return None
+    ends = [np.stack([p.entropy for p in side]) for side in (own, base)]
+    low, high = np.maximum(*(h.min(0) for h in ends)), np.minimum(*(h.max(0) for h in ends))
+    if low[0] >= high[0]:
+        return None
+    places = [low + (high - low) * share for share in np.linspace(0, 1, GRID)]
+    gap = np.mean([_interpolate(own, h) - _interpolate(base, h) for h in places], 0)
+    return gap, float(low[0]), float(high[0])
 
 
 def frontier_at(cells: Sequence[Point], entropy: Vector) -> Vector:
@@ -148,22 +161,28 @@ def frontier_at(cells: Sequence[Point], entropy: Vector) -> Vector:
     Temperatures are one curve and top-p another; the plain cell lies on both.
     """
     best = np.full_like(entropy, np.nan)
-    for kind in ("T ", "top-p "):
-        curve = [p for p in cells if p.control.startswith(kind) or p.control == "plain"]
+    for kind in KINDS:
+        curve = _curve(cells, kind)
         if len(curve) > 1:
             best = np.fmin(best, _interpolate(curve, entropy))
     return best
 
 
+def _curve(cells: Sequence[Point], kind: str) -> list[Point]:
+    """The cells of one control, with the plain one."""
+    return [p for p in cells if p.control.startswith(kind) or p.control == "plain"]
+
+
 def _interpolate(curve: Sequence[Point], entropy: Vector) -> Vector:
+    """The line through a curve's cells at these entropies, in each resample; NaN outside."""
     h, y = np.stack([p.entropy for p in curve], -1), np.stack([p.log_ppl for p in curve], -1)
     order = h.argsort(-1)
     h, y = np.take_along_axis(h, order, -1), np.take_along_axis(y, order, -1)
-    rows = (
-        np.interp(x, a, b, left=np.nan, right=np.nan) if a[0] < a[-1] else np.nan
-        for x, a, b in zip(entropy, h, y, strict=True)
-    )
-    return np.array(list(rows))
+    left = np.clip((h <= entropy[:, None]).sum(-1, keepdims=True) - 1, 0, len(curve) - 2)
+    h0, h1, y0, y1 = (np.take_along_axis(side, left + k, -1)[:, 0] for side in (h, y) for k in (0, 1))
+    share = np.divide(entropy - h0, h1 - h0, out=np.zeros_like(h0), where=h1 > h0)
+    inside = (h[:, 0] <= entropy) & (entropy <= h[:, -1]) & (h[:, 0] < h[:, -1])
+    return np.where(inside, y0 + share * (y1 - y0), np.nan)
 
 
 def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:

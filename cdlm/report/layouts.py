@@ -151,8 +151,11 @@ def conditional_tables(section: Section, style: Style) -> list[Sheet]:
     return sheets
 
 
-def ablation_tables(section: Section, style: Style) -> list[Sheet]:
-    """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each."""
+def ablation_tables(section: Section, style: Style, unjudged: Sequence[Row] = ()) -> list[Sheet]:
+    """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each.
+
+    Beside them, which the paper does not have, the NELBO where it was measured.
+    """
     rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None and name(row) == row["model"]]
     sheets = []
     for number, keys, title in (
@@ -164,7 +167,7 @@ def ablation_tables(section: Section, style: Style) -> list[Sheet]:
         changed = [method(row) for row in own if choices(row)]
         own = [row for row in own if method(row) in changed[:1]]  # variants of one method
         if own:
-            sheets.append(_ablation(number, own, keys[0], title, section, style))
+            sheets.append(_ablation(number, own, keys[0], title, section, style, _bounds(unjudged)))
     return sheets
 
 
@@ -175,6 +178,7 @@ def _ablation(
     title: str,
     section: Section,
     style: Style,
+    bounds: dict[str, str],
 ) -> Sheet:
     columns: list[Column] = sorted({steps(row) or 0 for row in rows})
     found: dict[str, dict[Column, Row]] = {}
@@ -189,13 +193,22 @@ def _ablation(
         text = [
             Entry(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _star(row, style)) if row else Entry() for row in cells
         ]
-        lines.append(Line(title.format(key), tuple(text)))
+        model = next(iter(found[key].values()))["model"]
+        bound = [Entry(bounds.get(model, ""))] if bounds else []
+        lines.append(Line(title.format(key), (*text, *bound)))
         quote = _quoted(number, key, columns)
         if style.compare and quote:
-            lines.append(Line("paper", tuple(quote), quoted=True))
-    heads = (("Model", 1), *((str(column), 1) for column in columns))
+            lines.append(Line("paper", (*quote, *([Entry()] if bounds else [])), quoted=True))
+    heads = (("Model", 1), *((str(column), 1) for column in columns), *([("NELBO", 1)] if bounds else []))
     caption = f"{section.note(rows)} {style.note(section)}"
+    caption += " NELBO: the bound as a perplexity per token, on held-out texts." if bounds else ""
     return Sheet(_slug(section, number), _title(number), caption, (heads,), tuple(lines))
+
+
+def _bounds(unjudged: Sequence[Row]) -> dict[str, str]:
+    """Of each model, the NELBO on the first set, as a perplexity."""
+    found = [row for row in unjudged if row["task"] == "likelihood"]
+    return {row["model"]: f"{row['nelbo_ppl']:.1f}" for row in found if row["set"] == found[0]["set"]}
 
 
 def likelihood_table(rows: Sequence[Row]) -> Sheet | None:

@@ -58,6 +58,7 @@ def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
     if not rows:
         raise ValueError("there is no finished cell yet: run cdlm eval MODEL... --judge JUDGE first")
     _one_vocabulary(rows)
+    _one_judge(rows)
     _one_meaning(rows)
     sections: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
@@ -79,6 +80,19 @@ def _one_vocabulary(rows: Iterable[Row]) -> None:
             f"these models have different vocabularies ({parts}), so their entropies and step counts cannot be "
             "compared; report each vocabulary from a results folder of its own"
         )
+
+
+def _one_judge(rows: Iterable[Row]) -> None:
+    """A judge that was trained again under its old name is another judge."""
+    seen: dict[str, Row] = {}
+    for row in (row for row in rows if "judge_hash" in row):
+        other = seen.setdefault(row["judge"], row)
+        if other["judge_hash"] != row["judge_hash"]:
+            raise ValueError(
+                f"two judges are called {row['judge']}: one (hash {other['judge_hash']}) read {other['model']}, "
+                f"another ({row['judge_hash']}) read {row['model']}; perplexities of theirs cannot be compared, "
+                "so report them apart"
+            )
 
 
 def _one_meaning(rows: Iterable[Row]) -> None:

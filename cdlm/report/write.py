@@ -83,7 +83,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         for sheet in [
             *unconditional_tables(section, style),
             *conditional_tables(section, style),
-            *ablation_tables(section, style),
+            *ablation_tables(section, style, rest),
         ]:
             page += _put(sheet, config.out)
         found = points(section)
@@ -153,7 +153,10 @@ def _span_sheet(rows: list[Span], section: Section) -> Sheet:
         Line(str(r.steps), (Entry(r.name), Entry(f"{r.low:.2f} to {r.high:.2f}"), Entry(_bracket(r.ratio))))
         for r in rows
     ]
-    caption = "The geometric mean of the ratio of perplexities over all entropies that both frontiers reach."
+    caption = (
+        "The geometric mean of the ratio of perplexities over all entropies that both reach, temperatures beside "
+        "temperatures and top-p beside top-p."
+    )
     heads_ = (tuple((h, 1) for h in heads),)
     return Sheet(f"frontiers-{section.slug}", "Frontier against frontier", caption, heads_, tuple(lines))
 

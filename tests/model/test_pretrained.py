@@ -72,6 +72,13 @@ def test_saving_twice_writes_the_same_bytes(tiny, tmp_path):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
+@pytest.mark.parametrize("part", [None, 100_000], ids=["whole", "parts"])
+def test_weights_are_for_whoever_may_read_the_rest(part, tiny, tmp_path):
+    save(tiny(masked(V)), tmp_path / "out", part=part)
+    files = list((tmp_path / "out").iterdir())
+    assert len({path.stat().st_mode for path in files}) == 1, {path.name: oct(path.stat().st_mode) for path in files}
+
+
 def test_a_folder_can_be_overwritten(tiny, tmp_path):
     save(tiny(masked(V), seed=1), tmp_path)
     save(tiny(uniform(V), seed=2), tmp_path)

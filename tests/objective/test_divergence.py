@@ -265,6 +265,19 @@ def test_floor_of_the_reverse_kl():
     assert torch.equal(dense, reverse_kl(target=laws(10, seed=18), student=q))  # dense targets have no floor
 
 
+def test_reverse_kl_to_tokens_of_a_law_is_least_at_a_flatter_one():
+    """At exp(-floor p), not at p: in a large vocabulary a flat p becomes noise (docs/ablations.md, Table 6)."""
+
+    def expected(found, z):
+        return (LAW * found(target=torch.arange(V), student=z.log_softmax(-1).expand(V, V))).sum()
+
+    for found, best in ((reverse_kl, -FLOOR * LAW), (kl, LAW.log())):
+        z = best.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(expected(found, z), z)
+        assert slope.abs().max() < 1e-12
+        assert all(expected(found, z) < expected(found, z + 0.1 * row) for row in laws(20))
+
+
 def test_divergences_by_name():
     assert [divergence(name) for name in DIVERGENCES] == list(DIVERGENCES.values())
     assert divergence("jsd", -3.0) is jsd

@@ -52,6 +52,18 @@ def test_two_frontiers_over_the_entropies_they_share() -> None:
     assert found.high == pytest.approx(5.3)
 
 
+def test_frontiers_are_compared_control_by_control() -> None:
+    """Top-p is better than temperature here, and one model's ends earlier: that is no difference between the models."""
+    cells = []
+    for model, gain, end in (("MDLM", 1.0, 0.6), ("B", 0.8, 0.3)):
+        cells += [one for one in sweep(model, 8, gain) if one["sampling"]["top_p"] == 1]
+        for control, drop in (("top-p 0.9", end / 2), ("top-p 0.8", end)):
+            cells.append(row(model, 8, 400 * gain * math.exp(-4 * drop), 5.5 - drop, control=control, noise=0.05))
+    (found,) = spans(points(section(*cells)), "MDLM")
+    assert found.ratio.value == pytest.approx(0.8)
+    assert (found.low, found.high) == pytest.approx((5.0, 5.5))
+
+
 def test_the_interval_covers_a_known_truth() -> None:
     """Texts with noise: the factor 0.8 lies in its interval, and the interval is not trivial."""
     cells = [*sweep("MDLM", 8), row("B", 8, 400 * math.exp(-0.5) * 0.8, 5.25, noise=0.3)]

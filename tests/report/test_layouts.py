@@ -127,6 +127,15 @@ def test_ablations_are_of_one_method_and_its_own_sampler() -> None:
     assert table(sheet) == {"CDLM w. jsd": ["100.0 / 5.2"], "CDLM w. kl": ["200.0 / 5.2"]}
 
 
+def test_ablations_have_the_bound_where_it_was_measured() -> None:
+    rows = [row("a", method="mcdlm", ppl=100.0), row("b", method="mcdlm:divergence=kl", ppl=200.0)]
+    bounds = [{"task": "likelihood", "model": "b", "set": s, "nelbo_ppl": v} for s, v in (("x", 31.25), ("y", 9.0))]
+    (sheet,) = ablation_tables(Section("gpt2-large", "robust", 1024, rows), Style(None, compare=True), bounds)
+    ours = {key: cells for key, cells in table(sheet).items() if key != "paper"}
+    assert ours == {"CDLM w. jsd": ["100.0 / 5.2", ""], "CDLM w. kl": ["200.0 / 5.2", "31.2"]}
+    assert {len(line.entries) for line in sheet.lines} == {2}
+
+
 def test_each_ablation_table_has_the_variants_of_one_method() -> None:
     """Rows of several methods together: those with the changes that a table is about are found."""
     methods = ("mcdlm:anchor=jsd", "mcdlm", "mcdlm-pplopt", "mcdlm-pplopt:steps=staged", "mcdlm-pplopt:divergence=kl")
@@ -176,6 +185,12 @@ def write(folder: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
 def test_vocabularies_are_not_mixed(tmp_path: Path) -> None:
     mixed = write(tmp_path / "mixed", [row("a"), {**row("b"), "vocab": 16_384}])
     with pytest.raises(ValueError, match=r"50,257 tokens: a; 16,384 tokens: b.*results folder of its own"):
+        gather([mixed])
+
+
+def test_a_judge_that_was_trained_again_is_another(tmp_path: Path) -> None:
+    mixed = write(tmp_path / "mixed", [{**row("a"), "judge_hash": "x"}, {**row("b"), "judge_hash": "y"}])
+    with pytest.raises(ValueError, match=r"two judges are called .* read a, another \(y\) read b.*report them apart"):
         gather([mixed])
 
 

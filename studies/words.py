@@ -1,0 +1,71 @@
+"""Which words sampled texts are made of: what a perplexity at some entropy does not say.
+
+    python -m studies.words studies/results/search --texts corpus/valid.txt --match "^mdlm/.*-8-steps-fp64-order"
+
+The share of COMMON words, which sharpening raises and guidance lowers; the share of the commonest longer word of a
+text, which is high where a text circles about one thing; and pairs of words said twice at once ("of the of the").
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cdlm.eval.results import read_samples
+
+COMMON = frozenset(["the", "of", "and", "to", "in", "a", "is", "was", "that", "for", "it", "with", "as", "he", "his"])
+LONG = 4
+"""Letters of a longer word."""
+LENGTH = 170
+"""Words of a piece of the reference: about 256 tokens."""
+
+
+def measure(texts: Sequence[str]) -> tuple[float, float, float]:
+    """The share of common words; of the commonest longer word of a text, on average; of pairs said twice at once."""
+    common = total = twice = 0
+    most = []
+    for text in texts:
+        words = re.findall(r"\w+", text.lower())
+        total += len(words)
+        common += sum(word in COMMON for word in words)
+        twice += sum(words[k : k + 2] == words[k + 2 : k + 4] for k in range(len(words) - 3))
+        longer = Counter(word for word in words if len(word) >= LONG)
+        most.append(max(longer.values(), default=0) / max(1, len(words)))
+    return common / max(1, total), sum(most) / max(1, len(most)), twice / max(1, total)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, help="folder of a study")
+    parser.add_argument("--texts", type=Path, help="a file of texts by people, to compare with")
+    parser.add_argument("--match", default="", help="only texts whose ROW/FILE this pattern finds")
+    asked = parser.parse_args()
+    table = Table("texts", "common words", "commonest longer word", "pairs said twice")
+    if asked.texts:
+        words = asked.texts.read_text().split()
+        add(table, asked.texts.name, [" ".join(words[k : k + LENGTH]) for k in range(0, len(words), LENGTH)])
+    files = [
+        (folder.name, path)
+        for folder in sorted(path.parent for path in asked.study.glob("*/results.jsonl"))
+        for path in sorted((folder / "samples").glob("*.jsonl"))
+        if re.search(asked.match, f"{folder.name}/{path.name}")
+    ]
+    if not files:
+        parser.error(f"{asked.study} holds no such texts; it is a folder that a study wrote, with its samples/")
+    for folder, path in files:
+        samples = read_samples(path)
+        add(table, f"{folder}/{path.stem.rsplit('-', 1)[0]}", [line["text"] for line in samples.lines])
+    Console(width=160, highlight=False).print(table)
+
+
+def add(table: Table, name: str, texts: Sequence[str]) -> None:
+    common, most, twice = measure(texts)
+    table.add_row(f"{name} ({len(texts)})", f"{common:.1%}", f"{most:.1%}", f"{twice:.2%}")
+
+
+if __name__ == "__main__":
+    main()
