@@ -14,6 +14,7 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenError, open_tokens
 
 BYTES = Tokenizer.load("bytes")
+CAPITALS = [letter for letter in map(chr, range(0x100, 0x180)) if letter.isupper()]
 WORDS = Tokenizer.train(["The cat sat. A dog ran! It rained on the old sea, and the cat slept."] * 20, 300)
 
 
@@ -74,7 +75,7 @@ def test_a_sentence_longer_than_a_block_is_cut() -> None:
 def test_every_sentence_is_there_and_begins_a_block_or_follows_its_own(
     words: Tokenizer, lengths: list[int], length: int
 ) -> None:
-    parts = [f"{chr(0x100 + 2 * k)}{'x' * n}." for k, n in enumerate(lengths)]  # capitals, so that each is a sentence
+    parts = [f"{capital}{'x' * n}." for capital, n in zip(CAPITALS, lengths, strict=False)]  # each is a sentence
     found = texts(" ".join(parts), length, words)
     whole = [part for part in parts if len(words.encode(" " + part)) <= length - 2]
     for part in whole:
