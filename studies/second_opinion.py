@@ -29,15 +29,10 @@ def main() -> None:
     parser.add_argument("--task", choices=["unconditional", "conditional"], default="unconditional")
     parser.add_argument("--steps", type=int, nargs="+", required=True)
     parser.add_argument("--controls", action="store_true", help="also the texts with temperature or top-p")
-    parser.add_argument("--match", type=re.compile, default="", help="only texts whose ROW/FILE this pattern finds")
+    parser.add_argument("--match", type=pattern, default="", help="only texts whose ROW/FILE this pattern finds")
     parser.add_argument("--num", type=int, default=64)
     asked = parser.parse_args()
-    chosen = [
-        (folder, path)
-        for folder in sorted(path.parent for path in asked.study.glob("*/results.jsonl"))
-        for path in sorted((folder / "samples").glob("*.jsonl"))
-        if re.search(asked.match, f"{folder.name}/{path.name}") and wanted(read_samples(path), asked)
-    ]
+    chosen = [(folder, path) for folder, path in sampled(asked.study, asked.match) if wanted(read_samples(path), asked)]
     if not chosen:
         parser.error(f"{asked.study} holds no such texts; it is a folder that a study wrote, with its samples/")
     config, judge = EvalConfig((), (asked.judge,), num=asked.num), open_judge(asked.judge)
@@ -53,6 +48,22 @@ def main() -> None:
                 append_row(folder, row)
                 left = (time.perf_counter() - began) / number * (len(chosen) - number)
                 print(f"{summary(row)}; {minutes(left)} left", flush=True)
+
+
+def pattern(text: str) -> str:
+    """For argparse: a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pattern: {error}") from None
+    return text
+
+
+def sampled(study: Path, match: str) -> list[tuple[Path, Path]]:
+    """The rows of a study and their files of texts, where the pattern finds ROW/FILE."""
+    folders = sorted(path.parent for path in study.glob("*/results.jsonl"))
+    files = [(folder, path) for folder in folders for path in sorted((folder / "samples").glob("*.jsonl"))]
+    return [(folder, path) for folder, path in files if re.search(match, f"{folder.name}/{path.name}")]
 
 
 def wanted(samples: Samples, asked: argparse.Namespace) -> bool:

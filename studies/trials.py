@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 from cdlm.eval.generative import Interval
 from cdlm.eval.results import Row, read_samples
@@ -25,8 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"
 STEPS = (8, 32)
 SEEDS = ("", ", seed 1", ", seed 2")
-T_2 = 4.303
-"""The 97.5 % point of Student's t with two degrees of freedom: three seeds."""
 PLAIN, SPREAD, GUIDED, STRONG = "", "dilated", "dilated, guidance 0.5", "dilated, guidance 1"
 
 TRIALS = {
@@ -128,17 +127,20 @@ BEST = {8: STRONG, 32: GUIDED}
 
 
 @cache
-def sections() -> dict[str, Section]:
-    """By judge: `in-domain`, `smollm2`."""
-    found, _ = gather(sorted((RESULTS / "search").iterdir()))
-    return {"in-domain" if "in-domain" in section.judge else section.judge: section for section in found}
+def rows_of(study: str) -> tuple[list[Section], list[Row]]:
+    return gather(sorted((RESULTS / study).iterdir()))
 
 
 @cache
-def bounds() -> dict[str, str]:
+def sections() -> dict[str, Section]:
+    """Of the search, by judge: `in-domain`, `smollm2`."""
+    found, _ = rows_of("search")
+    return {"in-domain" if "in-domain" in section.judge else section.judge: section for section in found}
+
+
+def bounds(study: str) -> dict[str, str]:
     """The NELBO of each model on held-out texts, as a perplexity per token."""
-    _, unjudged = gather(sorted((RESULTS / "search").iterdir()))
-    return {row["model"]: f"{row['nelbo_ppl']:.0f}" for row in unjudged}
+    return {row["model"]: f"{row['nelbo_ppl']:.0f}" for row in rows_of(study)[1]}
 
 
 @cache
@@ -215,9 +217,10 @@ def against(label: str, baseline: str, judge: str = "in-domain") -> list[str]:
 
 
 def trials() -> str:
-    rows = [["MDLM, the control", "trains on as it was", bounds()["MDLM"], *against("MDLM", "MDLM"), ""]]
+    bound = bounds("search")
+    rows = [["MDLM, the control", "trains on as it was", bound["MDLM"], *against("MDLM", "MDLM"), ""]]
     for trial, (idea, verdict) in TRIALS.items():
-        rows.append([f"`{trial}`", idea, bounds()[trial], *against(trial, "MDLM"), verdict])
+        rows.append([f"`{trial}`", idea, bound[trial], *against(trial, "MDLM"), verdict])
     return grid(["Trial", "idea", "NELBO", *HEAD, "verdict"], rows)
 
 
@@ -270,14 +273,14 @@ def seeds() -> str:
 
 def questions() -> str:
     """The paper's open questions: the bound, and each model without control beside MDLM at some temperature."""
-    (section,), unjudged = gather(sorted((RESULTS / "ablations").iterdir()))
-    bound = {row["model"]: row["nelbo_ppl"] for row in unjudged}
+    (section,), _ = rows_of("ablations")
+    bound = bounds("ablations")
     bare_rows = plain(unconditional(section.rows))
     cells = [point for point in points(section) if "top-p" not in point.control]
     beside = {(match.steps, match.name): match.ratio for match in matched(cells, "MDLM")}
     rows = []
     for model, what in QUESTIONS.items():
-        line = [what, f"{bound[model]:.0f}"]
+        line = [what, bound[model]]
         for steps in (8, 64, 256):
             (row,) = (r for r in bare_rows if r["model"] == model and r["sampling"]["steps"] == steps)
             line.append(f"{row['ppl']:.0f} ({row['entropy']:.2f})")
@@ -305,8 +308,8 @@ def over(values: Sequence[float]) -> str:
     if len(values) < len(SEEDS):
         return ""
     logs = np.log(values)
-    half = T_2 * logs.std(ddof=1) / math.sqrt(len(logs))
-    return f"**{math.exp(logs.mean()):.2f}** [{math.exp(logs.mean() - half):.2f}, {math.exp(logs.mean() + half):.2f}]"
+    low, high = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    return f"**{math.exp(logs.mean()):.2f}** [{math.exp(low):.2f}, {math.exp(high):.2f}]"
 
 
 def draw(out: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdlm.eval.results import read_samples
+from studies.second_opinion import pattern, sampled
 
 COMMON = frozenset(["the", "of", "and", "to", "in", "a", "is", "was", "that", "for", "it", "with", "as", "he", "his"])
 LONG = 4
@@ -42,23 +43,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, help="folder of a study")
     parser.add_argument("--texts", type=Path, help="a file of texts by people, to compare with")
-    parser.add_argument("--match", default="", help="only texts whose ROW/FILE this pattern finds")
+    parser.add_argument("--match", type=pattern, default="", help="only texts whose ROW/FILE this pattern finds")
     asked = parser.parse_args()
     table = Table("texts", "common words", "commonest longer word", "pairs said twice")
     if asked.texts:
         words = asked.texts.read_text().split()
         add(table, asked.texts.name, [" ".join(words[k : k + LENGTH]) for k in range(0, len(words), LENGTH)])
-    files = [
-        (folder.name, path)
-        for folder in sorted(path.parent for path in asked.study.glob("*/results.jsonl"))
-        for path in sorted((folder / "samples").glob("*.jsonl"))
-        if re.search(asked.match, f"{folder.name}/{path.name}")
-    ]
+    files = sampled(asked.study, asked.match)
     if not files:
         parser.error(f"{asked.study} holds no such texts; it is a folder that a study wrote, with its samples/")
     for folder, path in files:
         samples = read_samples(path)
-        add(table, f"{folder}/{path.stem.rsplit('-', 1)[0]}", [line["text"] for line in samples.lines])
+        add(table, f"{folder.name}/{path.stem.rsplit('-', 1)[0]}", [line["text"] for line in samples.lines])
     Console(width=160, highlight=False).print(table)
 
 

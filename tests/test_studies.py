@@ -98,6 +98,10 @@ def test_second_opinion_needs_texts(tmp_path: Path) -> None:
     done = run("second_opinion", tmp_path, "--judge", "smollm2", "--steps", 8)
     assert done.returncode == 2
     assert "holds no such texts" in done.stderr
+    for study in (("second_opinion", tmp_path, "--judge", "smollm2", "--steps", 8), ("words", tmp_path)):
+        done = run(*study, "--match", "(")
+        assert done.returncode == 2
+        assert "'(' is no pattern" in done.stderr
 
 
 def test_a_search_shares_its_base_and_trains_on_what_the_base_writes(corpus: Path, tmp_path: Path) -> None:
