@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cdlm import devices
-from cdlm.devices import pick_device, weight_dtype
+from cdlm.devices import calm_host, pick_device, weight_dtype
 
 
 def test_auto_finds_a_device_and_names_are_kept() -> None:
@@ -23,6 +23,22 @@ def test_missing_and_unknown_devices_are_refused() -> None:
     for kind in missing:
         with pytest.raises(ValueError, match="--device cpu"):
             pick_device(kind)
+
+
+def test_the_host_of_a_gpu_works_with_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for kind, told, expected in (("cuda", None, 1), ("cuda", "3", 3), ("cpu", None, 3)):
+            if told is None:
+                monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            else:
+                monkeypatch.setenv("OMP_NUM_THREADS", told)
+            with calm_host(torch.device(kind)):
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_weights_are_wide_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from cdlm.config import RunConfig, completed, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
-from cdlm.devices import pick_device, weight_dtype
+from cdlm.devices import calm_host, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, read_object, write_whole
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
@@ -50,7 +50,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
     device = pick_device(config.device)
     world = join(config.parallel, device)
-    with _explained(config, world), contextlib.ExitStack() as held:
+    with _explained(config, world), calm_host(device), contextlib.ExitStack() as held:
         return _train(config, resume, device, world, held)
 
 
