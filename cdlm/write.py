@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rich.rule import Rule
 from rich.text import Text as Line
 
+from cdlm.animate import animation
 from cdlm.devices import Device, Dtype
 from cdlm.draft import Draft, has_blanks
 from cdlm.eval.diversity import entropy
@@ -67,6 +68,8 @@ class SampleConfig(Sampling):
     """Write the JSON lines to this file as well, each as soon as it is finished."""
     watch: bool = False
     """Show the texts resolving step by step."""
+    animate: Path | None = None
+    """Draw the first text resolving, as a picture that moves: a file.svg."""
     device: Device = "auto"
     """Where to compute."""
     dtype: Literal["auto", Dtype] = "auto"
@@ -97,12 +100,16 @@ class SampleConfig(Sampling):
             raise ValueError("the text itself says how long it is: leave out --length")
         if self.watch and self.json:
             raise ValueError("--watch draws, --json prints data: choose one")
-        if self.out is not None and self.out.exists():
-            raise ValueError(f"{self.out} exists; name another --out, or remove it first")
-        if self.out is not None and not self.out.parent.is_dir():
-            raise ValueError(
-                f"there is no folder {self.out.parent} for --out; make it first: mkdir -p {self.out.parent}"
-            )
+        for name in ("out", "animate"):
+            path: Path | None = getattr(self, name)
+            if path is not None and path.exists():
+                raise ValueError(f"{path} exists; name another --{name}, or remove it first")
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(
+                    f"there is no folder {path.parent} for --{name}; make it first: mkdir -p {path.parent}"
+                )
+        if self.animate is not None and self.animate.suffix != ".svg":
+            raise ValueError(f"--animate writes SVG: give it a name such as {self.animate.with_suffix('.svg')}")
         if self.trim and (self.infill is not None or self.rewrite is not None):
             raise ValueError("--trim ends what is written from nothing or continued: leave it out")
         if self.width != 4 and self.infill is None and self.input is None:
@@ -111,6 +118,12 @@ class SampleConfig(Sampling):
     @property
     def how(self) -> Sampling:
         return Sampling(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings of the sampler that are not the plain ones."""
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Sampling, name)}
 
 
 def write_texts(config: SampleConfig, console: Console) -> list[Text]:
@@ -123,8 +136,8 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
     drafts = [draft for source in sources for draft in [_draft(model, config, source)] * config.num]
     model.check(drafts, config.how)
-    frames = model.frames(drafts, config.how, config.seed) if config.watch else None
-    if config.watch and len(drafts) > config.batch:
+    frames = model.frames(drafts, config.how, config.seed) if config.watch or config.animate else None
+    if frames is not None and len(drafts) > config.batch:
         raise ValueError(f"{len(drafts)} texts are too many to watch at once; use --num 1, or raise --batch")
     side = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
     done: list[Text] = []
@@ -142,7 +155,7 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
                     file = held.enter_context(config.out.open("x", encoding="utf-8"))
                 done.append(text)
                 _keep(_record(text, sources[text.index // config.num], config, model), config, file)
-                if frames is None and not config.json:
+                if not config.watch and not config.json:
                     console.print(Rule(f"{text.index}"))
                     console.print(text.text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         except KeyboardInterrupt:
@@ -152,6 +165,8 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
     seconds = time.perf_counter() - began
     line = _summary(model, config, drafts, done, seconds)
     (side if config.json else console).print(line, highlight=False, markup=False, emoji=False)
+    if config.animate:
+        side.print(f"{config.animate} shows the first text resolving: open it in a browser")
     return done
 
 
@@ -221,9 +236,7 @@ def _draft(model: Model, config: SampleConfig, source: Source) -> Draft:
 
 def _record(text: Text, source: Source, config: SampleConfig, model: Model) -> dict[str, Any]:
     """Everything about a text: what was asked, what was written, and how to write it again."""
-    names = [field.name for field in dataclasses.fields(Sampling)]
-    asked = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(Sampling, name)}
-    about = {source.kind: source.text, "seed": config.seed, "model": model.name, "sampling": asked}
+    about = {source.kind: source.text, "seed": config.seed, "model": model.name, "sampling": config.asked}
     return {**source.more, **dataclasses.asdict(text), **about}
 
 
@@ -254,19 +267,25 @@ def _progress(console: Console, drafts: Sequence[Draft]) -> Iterator[Any]:
 def _watched(
     model: Model, drafts: Sequence[Draft], frames: Iterable[Frame], config: SampleConfig, console: Console
 ) -> list[Text]:
-    """Draw every state over the last one; where there is no terminal, below it."""
+    """Draw every state over the last one; where there is no terminal, below it. Or keep them all for a picture."""
     before: Frame | None = None
+    states = []
     with contextlib.ExitStack() as held:
-        live = held.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        drawn = config.watch and console.is_terminal
+        live = held.enter_context(Live(console=console, auto_refresh=False)) if drawn else None
         for frame in frames:
-            picture = _picture(model, drafts, frame, before)
-            if live is None:
-                console.print(picture)
-            else:
-                live.update(picture, refresh=True)
+            states += [frame.tokens[0]] if config.animate else []
+            if live is not None:
+                live.update(_picture(model, drafts, frame, before), refresh=True)
                 time.sleep(min(0.15, 3 / (frame.steps or 20)))  # a small model would flash by
+            elif config.watch:
+                console.print(_picture(model, drafts, frame, before))
             before = frame
     assert before is not None
+    if config.animate:
+        settings = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in config.asked.items())
+        picture = animation(model, drafts[0], states, f"{model.name}, {settings}" if settings else model.name)
+        config.animate.write_text(picture, encoding="utf-8")
     texts = []
     for k, (draft, ids) in enumerate(zip(drafts, before.tokens, strict=True)):
         ids = trimmed(ids, draft, model.tokenizer.eos) if config.trim else ids

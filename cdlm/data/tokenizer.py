@@ -18,6 +18,7 @@ Kind = Literal["bytes", "gpt2", "json", "trained"]
 BYTES: Literal["bytes"] = "bytes"
 FILE = "tokenizer.json"
 END = "<|endoftext|>"
+_BROKEN = "\ufffd"
 _OURS = {"format": "cdlm-bytes", "version": 1}
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _STARTS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
@@ -105,6 +106,25 @@ class Tokenizer:
             return self.model.decode(list(ids), skip_special_tokens=False)
         data = b"".join(END.encode() if i == self.eos else bytes([i]) for i in ids)
         return data.decode("utf-8", errors="replace")
+
+    def pieces(self, ids: Sequence[int]) -> list[str | None]:
+        """A text token by token, None for a mask. Where a character is spread over tokens, the first of them shows
+        it."""
+        found: list[str | None] = [None if one >= self.vocab_size else self.decode([one]) for one in ids]
+        place = 0
+        while place < len(found):
+            piece, width = found[place], 1
+            while piece is not None and _BROKEN in piece and width < 4:
+                run = list(ids[place : place + width + 1])
+                if len(run) <= width or found[place + width] is None:
+                    break
+                width += 1
+                whole = self.decode(run)
+                if _BROKEN not in whole:
+                    found[place : place + width] = [whole] + [""] * (width - 1)
+                    break
+            place += width if found[place] is not None and _BROKEN not in (found[place] or "") else 1
+        return found
 
     def save(self, path: str | Path) -> Path:
         """Write a tokenizer.json, or one into a folder, that `load` opens again."""

@@ -15,8 +15,6 @@ from cdlm.sample import Sampling
 from cdlm.studio.schema import Choice, Completion, Infill, Limits, Settings, Usage
 from cdlm.text import Frame, Model
 
-BROKEN = "\ufffd"
-
 
 @dataclasses.dataclass(frozen=True)
 class Order:
@@ -102,27 +100,6 @@ def events(asked: Order) -> Iterator[Event]:
     yield Event("done", {"choices": choices, "usage": usage})
 
 
-def pieces(model: Model, ids: Sequence[int]) -> list[str | None]:
-    """A text token by token, None for a mask. Where a character is spread over tokens, the first of them shows it."""
-    found: list[str | None] = [
-        None if one >= model.tokenizer.vocab_size else model.tokenizer.decode([one]) for one in ids
-    ]
-    place = 0
-    while place < len(found):
-        piece, width = found[place], 1
-        while piece is not None and BROKEN in piece and width < 4:
-            run = list(ids[place : place + width + 1])
-            if len(run) <= width or found[place + width] is None:
-                break
-            width += 1
-            whole = model.tokenizer.decode(run)
-            if BROKEN not in whole:
-                found[place : place + width] = [whole] + [""] * (width - 1)
-                break
-        place += width if found[place] is not None and BROKEN not in (found[place] or "") else 1
-    return found
-
-
 def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
     texts = []
     for number, ids in enumerate(frame.tokens):
@@ -140,7 +117,7 @@ def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
 def _visible(asked: Order, ids: Sequence[int], number: int) -> list[str | None]:
     """Its pieces, without those of the token that begins a block."""
     lead = asked.drafts[number].lead
-    return [""] * lead + pieces(asked.model, ids)[lead:]
+    return [""] * lead + asked.model.tokenizer.pieces(ids)[lead:]
 
 
 def _probability(chances: Sequence[float], place: int) -> float | None:

@@ -22,7 +22,7 @@ from cdlm.studio import app as service
 from cdlm.studio.app import BODY, create_app
 from cdlm.studio.jobs import Desk, Job
 from cdlm.studio.schema import Infill, Limits
-from cdlm.studio.writing import order, pieces
+from cdlm.studio.writing import order
 
 from ..eval.suites import QUIET
 from ..writers import BPE, small, write_model
@@ -127,10 +127,10 @@ def test_the_token_that_begins_a_block_is_not_shown(client: TestClient) -> None:
 @pytest.mark.parametrize("text", ["naïve café", "日本語", "🙂 ok 🙂", "plain"])
 def test_pieces_make_the_text(text: str) -> None:
     ids = BPE.encode(text)
-    assert "".join(piece or "" for piece in pieces(MODELS["masked"], ids)) == text
-    assert len(pieces(MODELS["masked"], ids)) == len(ids)
+    assert "".join(piece or "" for piece in MODELS["masked"].tokenizer.pieces(ids)) == text
+    assert len(MODELS["masked"].tokenizer.pieces(ids)) == len(ids)
     holes = [*ids[:1], BPE.vocab_size, *ids[1:]]
-    assert pieces(MODELS["masked"], holes)[1] is None
+    assert MODELS["masked"].tokenizer.pieces(holes)[1] is None
 
 
 @pytest.mark.parametrize(
