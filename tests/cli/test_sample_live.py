@@ -1,0 +1,140 @@
+"""`cdlm sample` on its way: interrupted, and watched."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cdlm.sample import State
+from cdlm.text import MASK, Model
+from cdlm.write import SampleConfig, write_texts
+
+from .test_cli import ROOT
+from .test_sample import lines
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the second batch is being written."""
+    states, calls = Model.states, []
+
+    def once(self: Model, *arguments: Any) -> Iterator[State]:
+        calls.append(arguments)
+        if len(calls) == 1:
+            yield from states(self, *arguments)
+        else:
+            yield next(iter(states(self, *arguments)))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "states", once)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_keeps_what_is_finished(
+    write, as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        write(num=6, batch=2, out=tmp_path / "texts.jsonl", json=as_json)
+    assert end.value.code == 130
+    kept = lines((tmp_path / "texts.jsonl").read_text())
+    assert [record["index"] for record in kept] == [0, 1]
+    out, err = capsys.readouterr()
+    assert "interrupted; 2 of 6 texts are written and kept in" in err
+    assert "texts.jsonl" in err.replace("\n", "")
+    if as_json:
+        assert lines(out) == kept
+    else:
+        assert "─ 1 ─" in out
+
+
+def test_a_text_is_on_the_disk_before_the_next_batch(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, kept, out = Model.states, [], tmp_path / "texts.jsonl"
+
+    def count(self: Model, *arguments: Any) -> Iterator[State]:
+        kept.append(len(lines(out.read_text())) if out.exists() else 0)
+        return states(self, *arguments)
+
+    monkeypatch.setattr(Model, "states", count)
+    write(num=5, batch=2, out=out)
+    assert kept == [0, 2, 4]
+
+
+def test_ctrl_c_in_a_process_of_its_own(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    flags = ["--num", "100000", "--batch", "1", "--steps", "4", "--device", "cpu", "--out", str(out)]
+    code = (  # what runs in the background of a shell begins with the signal ignored
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import cdlm.__main__ as it; it.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "sample", folder, *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and out.stat().st_size > 2000) and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    kept = lines(out.read_text())
+    assert [record["index"] for record in kept] == list(range(len(kept)))
+    found = re.search(r"interrupted; (\d+) of 100000 texts are written", err)
+    assert found is not None, err
+    assert int(found[1]) - len(kept) in (0, 1)  # the signal may come between counting a text and keeping it
+
+
+# Watching
+
+
+def test_watching_shows_every_step(write, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = write(num=2, prompt="abc", watch=True, steps=4)
+    out = capsys.readouterr().out
+    for step in range(5):
+        assert out.count(f"step {step} of 4") == 2
+    frames = out.split("text 0, step ")
+    assert frames[1].count(f"abc{MASK * 13}") == 2
+    assert MASK not in frames[-1]
+    assert "writer: 2 texts, 4 evaluations a text" in frames[-1]
+    assert texts == sorted(write(num=2, prompt="abc", steps=4), key=lambda text: text.index)
+
+
+def test_watching_on_a_terminal_leaves_the_texts(folder: str) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    texts = write_texts(SampleConfig(model=folder, infill="abc___def", num=1, watch=True, steps=2), console)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
+    assert f"abc{MASK * 4}def" in shown
+    assert texts[0].text.startswith("abc")
+    assert shown.rindex("step 2 of 2") > shown.rindex(MASK)
+
+
+def test_watched_texts_are_kept(write, tmp_path: Path) -> None:
+    texts = write(num=2, watch=True, out=tmp_path / "texts.jsonl")
+    assert [record["tokens"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [t.tokens for t in texts]
+
+
+def test_watched_texts_are_trimmed(write, ending: str) -> None:
+    assert write(model=ending, num=1, prompt="abc", trim=True, watch=True)[0].text == "abc"
+
+
+def test_an_autoregressive_model_is_watched(write, causal: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(model=causal, num=1, prompt="abc", steps=None, watch=True)
+    assert "step 12 of 12" in capsys.readouterr().out
