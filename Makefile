@@ -22,6 +22,7 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/cdlm moons --out runs/moons
+	@echo "next: docs/idea.md says what this shows; then  . $(BIN)/activate  and docs/tutorial.md, from a text file to samples"
 
 test: $(VENV)/.developed
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"

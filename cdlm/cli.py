@@ -5,7 +5,7 @@ import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from rich.console import Console
@@ -35,6 +35,8 @@ def prepare(arguments: list[str]) -> None:
     from cdlm.data.prepare import PrepareConfig
     from cdlm.data.prepare import prepare as run
 
+    if not arguments:
+        _fail("prepare takes a text and a folder to write: cdlm prepare FILE... --out DIR")
     run(_parse(PrepareConfig, "prepare", arguments, positional="files"), _console())
 
 
@@ -52,7 +54,10 @@ def train(arguments: list[str]) -> None:
     from cdlm.train.loop import train as run
 
     if arguments[:1] in (["-h"], ["--help"]):
-        arguments = ["mcdlm", "--help"]  # every recipe has the same settings
+        print("usage: cdlm train RECIPE --data DIR [--resume auto] [any setting below]\n")
+        print("Recipes begin with tiny- (a laptop, a minute), small- (one GPU), zoo-, or are the paper's: cdlm recipes")
+        print("Each has the same settings with defaults of its own; these are those of tiny-mcdlm:\n")
+        arguments = ["tiny-mcdlm", "--help"]
     if not arguments or arguments[0].startswith("-"):
         _fail("train takes a recipe or a run.json first, such as: cdlm train tiny-mcdlm --data DIR; see cdlm recipes")
     default = _recipe(arguments[0])
@@ -200,15 +205,44 @@ def _parse(kind: type[Config], name: str, arguments: list[str], positional: str 
     """The configuration that the arguments describe; some fields may be given without their flags."""
     for field in (positional or "").split():
         kind = _with_positional(kind, field)
-    return tyro.cli(kind, prog=f"cdlm {name}", args=arguments)
+    kind = _subclass(kind, f"cdlm {name}")  # errors begin with this name
+    return tyro.cli(kind, prog=f"cdlm {name}", args=arguments, registry=_REGISTRY)
 
 
 def _with_positional(kind: type[Config], name: str) -> type[Config]:
     """The same configuration with one field that needs no flag; the core itself does not import the parser."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     hint = next(field.type for field in fields if field.name == name)
-    extra = {"__annotations__": {name: tyro.conf.Positional[hint]}, "__doc__": kind.__doc__}
-    return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), extra))
+    return _subclass(kind, kind.__name__, {name: tyro.conf.Positional[hint]})
+
+
+def _subclass(kind: type[Config], name: str, hints: dict[str, Any] | None = None) -> type[Config]:
+    extra = {"__annotations__": hints or {}, "__doc__": kind.__doc__}
+    return dataclasses.dataclass(frozen=True)(type(name, (kind,), extra))
+
+
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _whole_number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    """Numbers are read as ever; what is none is named in words."""
+
+    def read(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            raise ValueError(f"it takes a whole number; got {words[0]!r}") from None
+
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=read,
+        is_instance=lambda x: type(x) is int,
+        str_from_instance=lambda x: [str(x)],
+    )
 
 
 def _recipe(name: str) -> RunConfig:
@@ -220,7 +254,8 @@ def _recipe(name: str) -> RunConfig:
         return read_config(Path(name))
     if (Path(name) / "run.json").is_file():
         _fail(f"{name} is a run; start it again from its settings: cdlm train {name}/run.json")
-    near = difflib.get_close_matches(name.lower(), RECIPES, n=3)
+    near = [known for known in RECIPES if known.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), RECIPES, n=3)
     _fail(f"there is no recipe {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "; see: cdlm recipes"))
     raise AssertionError
 

@@ -1,5 +1,6 @@
-"""From the model hub to a folder here; and whether the hub answers, which its own client tries for a minute."""
+"""What is not here yet: models of the model hub, whether it answers (its own client tries for a minute), libraries."""
 
+import difflib
 import re
 from pathlib import Path
 
@@ -8,10 +9,12 @@ WAIT = 5.0
 
 
 def folder_of(source: str | Path) -> Path:
-    """A folder here, or a copy of a repository of the model hub."""
-    path = Path(source)
-    if path.exists() or path.parent.is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+    """A folder here, or a copy of a repository of the model hub; the hub is not asked for what is meant as a path."""
+    path = Path(source).expanduser()
+    if path.exists():
         return path
+    if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise ValueError(f"{source} does not exist; {_instead(path)}")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -22,8 +25,9 @@ def folder_of(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"there is no folder {source}, and the model hub did not give it either: {reason}") from None
+        raise ValueError(
+            f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"
+        ) from None
 
 
 def hub_silence() -> str | None:
@@ -36,5 +40,36 @@ def hub_silence() -> str | None:
     try:
         get_session().head(constants.ENDPOINT, timeout=WAIT)
     except Exception as error:  # of whatever its network is built on, which changes with its version
-        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return reason(error)
     return None
+
+
+def install(extra: str) -> str:
+    """What to type in the checkout for a group of libraries that not everybody needs."""
+    return f'pip install -c constraints.txt -e ".[{extra}]"'
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _instead(missing: Path) -> str:
+    """What may have been meant by a folder that is not there: a run to train first, or one of a similar name."""
+    from cdlm.recipes import RECIPES
+
+    folders = [folder for place in {missing.parent, Path("runs")} for folder in sorted(place.glob("*/"))]
+    known = {
+        str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
+    }
+    near = [missing.name] * (missing.name in known.values())
+    near = near or difflib.get_close_matches(missing.name, known.values(), n=3)
+    meant = ", ".join(sorted(path for path, name in known.items() if name in near))
+    if missing.name in RECIPES and missing.name not in near and str(missing.parent) in (".", "runs"):
+        train = f"train it first: cdlm train {missing.name} --data data"
+        return f"{train}; or did you mean {meant}?" if meant else train
+    if meant:
+        return f"did you mean {meant}?"
+    runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
+    return f"give a folder with config.json and model.safetensors, a run{runs}, or an id of the model hub, owner/name"

@@ -17,6 +17,7 @@ import torch
 from cdlm import __version__
 from cdlm.devices import Dtype
 from cdlm.eval.results import Row
+from cdlm.fetch import reason
 from cdlm.files import read_object
 from cdlm.methods import METHODS
 from cdlm.model import pretrained
@@ -24,7 +25,8 @@ from cdlm.model.denoiser import Denoiser
 
 CODE = "modeling_cdlm.py"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-PATTERNS = ["*.json", "*.safetensors", "merges.txt", "README.md", CODE]
+NEEDED = ["*.json", "*.safetensors", "merges.txt"]  # all that `cdlm.load` fetches
+PATTERNS = [*NEEDED, "README.md", CODE]
 _HEAD = ["---", "library_name: cdlm", "pipeline_tag: text-generation", "tags:", "- discrete-diffusion", "---", ""]
 """How a card begins; by this it is known again."""
 
@@ -43,6 +45,8 @@ class PushConfig:
     """Precision of the uploaded weights; bfloat16 halves them."""
     results: tuple[Path, ...] = ()
     """What `cdlm eval` found, for the card."""
+    tokenizer: Path | None = None
+    """A tokenizer.json or a folder of GPT-2's files, for a model folder that has none."""
 
     def __post_init__(self) -> None:
         _check_id(self.to)
@@ -112,27 +116,46 @@ def push(config: PushConfig) -> str:
 
     api = _hub().HfApi()
     rows = [row for folder in config.results for row in read_rows(folder)]
-    model = load(config.model, "cpu", "float32")
+    model = load(config.model, "cpu", "float32", tokenizer=config.tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
         folder = model.save_pretrained(Path(scratch) / "model", config.dtype)
         write_card(folder, config.to, model.denoiser.count(), rows)
-        api.create_repo(config.to, private=config.private, exist_ok=True)
-        api.upload_folder(repo_id=config.to, folder_path=str(folder), commit_message=f"cdlm {__version__}")
+        try:
+            api.create_repo(config.to, private=config.private, exist_ok=True)
+            api.upload_folder(repo_id=config.to, folder_path=str(folder), commit_message=f"cdlm {__version__}")
+        except Exception as error:  # as in `pull`
+            raise ValueError(
+                f"the model hub did not take {config.to}: {reason(error)}; check the connection and the login of its "
+                "client (hf auth login) and run it again"
+            ) from None
     return f"{config.to}: cdlm sample {config.to}"
 
 
 def pull(config: PullConfig) -> Path:
     """Download; the folder is there whole, or not at all. What an interrupted download left goes on if it is of the
-    same commit, and nothing else is ever mixed in."""
+    same commit, and nothing else is ever mixed in. Where the client is offline, what it keeps is copied."""
     hub = _hub()
+    kept: Path | None = None
     try:
-        commit = hub.HfApi().model_info(config.source, revision=config.revision).sha
+        try:
+            commit = hub.HfApi().model_info(config.source, revision=config.revision).sha
+        except ConnectionError:  # HF_HUB_OFFLINE is set
+            asked = {"revision": config.revision, "allow_patterns": NEEDED}
+            kept = Path(hub.snapshot_download(config.source, local_files_only=True, **asked))
+            commit = kept.name
         aside = config.out.with_name(f"{config.out.name}.{commit}.partial")
-        hub.snapshot_download(config.source, revision=commit, local_dir=str(aside), allow_patterns=PATTERNS)
-    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"the model hub did not give {config.source}: {reason}") from None
-    pretrained.load(aside)  # what cannot be opened is not handed over
+        if kept is None:
+            hub.snapshot_download(config.source, revision=commit, local_dir=str(aside), allow_patterns=PATTERNS)
+    except Exception as error:  # of whatever the client's network is built on, which changes with its version
+        raise ValueError(
+            f"the model hub did not give {config.source}: {reason(error)}; check the name and the connection and run "
+            "it again, or copy the model's folder from a machine that has it"
+        ) from None
+    pretrained.load(kept or aside)  # what cannot be opened is not handed over
+    if kept is not None:
+        aside.mkdir(parents=True, exist_ok=True)
+        for path in {path for pattern in PATTERNS for path in kept.glob(pattern)}:
+            (aside / path.name).write_bytes(path.read_bytes())
     aside.rename(config.out)
     return config.out
 
@@ -208,7 +231,7 @@ def _check_id(name: str) -> None:
         raise ValueError(f"a repository of the model hub is owner/name; got {name!r}")
 
 
-_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (pip install cdlm)."""
+_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm, to be installed from its checkout."""
 
 from cdlm.model.hf import CDLMConfig, CDLMForMaskedLM
 

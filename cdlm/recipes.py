@@ -99,6 +99,14 @@ SDTT: dict[str, Any] = {"steps": 50_000, "warmup": 0.05}
 BASE: dict[str, Any] = {"steps": 100_000, "warmup": 0.025}
 
 RECIPES: dict[str, Recipe] = {
+    **{f"tiny-{method}": tiny(method, BASES.get(method)) for method in METHODS},
+    "tiny-mcdlm-sdtt": tiny("sdtt", "mcdlm", "mcdlm-sdtt"),
+    "tiny-mcdlm-guided": tiny(GUIDED, "mdlm", "mcdlm-guided"),
+    **{f"small-{method}": small(method, BASES.get(method)) for method in METHODS},
+    "small-mcdlm-sdtt": small("sdtt", "mcdlm", "mcdlm-sdtt"),
+    "small-mcdlm-guided": small(GUIDED, "mdlm", "mcdlm-guided", steps=500),
+    "zoo-mdlm": zoo("mdlm"),
+    "zoo-mcdlm": zoo("mcdlm"),
     "ar": paper("ar", "Table 1, AR (half the steps: it has a loss at every token)", steps=75_000, warmup=1 / 30),
     "mdlm": paper("mdlm", "Table 1, MDLM"),
     "mcdlm": paper("mcdlm", "Table 1, MCDLM"),
@@ -145,12 +153,4 @@ RECIPES: dict[str, Recipe] = {
     **ablation("jsd", "Table 6", "divergence=jsd"),
     **ablation("kl", "Table 6", "divergence=kl"),
     **ablation("reverse-kl", "Table 6", "divergence=reverse_kl"),
-    **{f"small-{method}": small(method, BASES.get(method)) for method in METHODS},
-    "small-mcdlm-sdtt": small("sdtt", "mcdlm", "mcdlm-sdtt"),
-    "small-mcdlm-guided": small(GUIDED, "mdlm", "mcdlm-guided", steps=500),
-    **{f"tiny-{method}": tiny(method, BASES.get(method)) for method in METHODS},
-    "tiny-mcdlm-sdtt": tiny("sdtt", "mcdlm", "mcdlm-sdtt"),
-    "tiny-mcdlm-guided": tiny(GUIDED, "mdlm", "mcdlm-guided"),
-    "zoo-mdlm": zoo("mdlm"),
-    "zoo-mcdlm": zoo("mcdlm"),
 }

@@ -36,6 +36,8 @@ from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
 MASK = "░"
+_WORDS = ("tokenizer.json", "vocab.json")
+_PADDED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
 MOST = 1_000_000
 """Texts of one call."""
 
@@ -142,7 +144,10 @@ class Model:
             raise ValueError(f"{self.name} was not loaded from a folder: there is no tokenizer to write beside it")
         text = {"length": self.length, "posterior": self.posterior, "framed": self.framed}
         about = {"text": text, "trained": self.trained}
-        return write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
+        out = write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
+        if not any((out / name).is_file() for name in _WORDS):
+            self.tokenizer.save(out)  # it was given apart from the folder
+        return out
 
     def continuations(self, prompts: Sequence[str], num: int = 1, length: int | None = None) -> list[Draft]:
         """What `sample` writes."""
@@ -150,7 +155,7 @@ class Model:
         if not length:
             raise ValueError(f"{self.name} does not say how long its texts are: give a length")
         causal = self.denoiser.process is None
-        drafts = [continuation(one, length, self.tokenizer, self.framed, causal) for one in prompts]
+        drafts = [continuation(one, length, self.tokenizer, self.framed, causal, self.length) for one in prompts]
         return _times(drafts, num)
 
     def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
@@ -232,7 +237,12 @@ class Model:
             raise ValueError(f"noise of {least:g} leaves nothing before a tail, which stands at {NEAR_ZERO:g}")
         if self.length and longest > self.length:
             if process is None or not all(draft.continues for draft in drafts):
-                raise ValueError(f"{longest} tokens are more than the {self.length} that {self.name} was trained on")
+                over = next(draft for draft in drafts if len(draft.ids) == longest)
+                room, filled = self.length - longest + over.written, over.level is None and not over.continues
+                most = f"; beside its words, its blanks have room for {room} tokens at most" * (filled and room > 0)
+                raise ValueError(
+                    f"{longest} tokens are more than the {self.length} that {self.name} was trained on{most}"
+                )
             if not how.block:
                 raise ValueError(
                     f"{longest} tokens are more than the {self.length} that {self.name} was trained on; write them in "
@@ -310,9 +320,9 @@ def load(
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
     denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
     words = _tokenizer(folder, tokenizer)
-    if words.vocab_size > denoiser.vocab:
+    if not words.vocab_size <= denoiser.vocab < words.vocab_size + _PADDED:
         raise ValueError(
-            f"the tokenizer has {words.vocab_size} tokens and the model {denoiser.vocab}: they do not belong together"
+            f"the tokenizer has {words.vocab_size} tokens and {source} {denoiser.vocab}: they do not belong together"
         )
     if compile:
         accelerate(denoiser)
@@ -362,14 +372,19 @@ def _peers_length(config: dict[str, Any]) -> int:
 
 
 def _tokenizer(folder: Path, given: str | Path | None) -> Tokenizer:
-    if given is not None:
-        return Tokenizer.load(given)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    """The folder's own; the given one where it has none."""
+    if any((folder / name).is_file() for name in _WORDS):
+        return Tokenizer.load(folder)
+    if given is None and (folder.parent / "moons.json").is_file():
+        raise ValueError(
+            f"{folder} is a model of two moons and writes no text; for one that does: cdlm train tiny-mcdlm --data data"
+        )
+    if given is None:
         raise ValueError(
             f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
             "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
         )
-    return Tokenizer.load(folder)
+    return Tokenizer.load(given)
 
 
 def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
@@ -387,7 +402,11 @@ def _several(texts: str | Sequence[str] | None) -> Sequence[str]:
 
 
 def _times(drafts: list[Draft], num: int) -> list[Draft]:
-    if not 1 <= operator.index(num) <= MOST:
+    try:
+        operator.index(num)
+    except TypeError:
+        raise TypeError(f"num is how many texts to write; got {num!r}; a text to continue goes with prompt=") from None
+    if not 1 <= num <= MOST:
         raise ValueError(f"write at least one text, and at most {MOST:,}; got num {num}")
     if not drafts:
         raise ValueError("there is nothing to write: no prompt was given")

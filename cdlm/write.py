@@ -19,7 +19,7 @@ from rich.rule import Rule
 from rich.text import Text as Line
 
 from cdlm.animate import animation
-from cdlm.devices import Device, Dtype
+from cdlm.devices import Device, Dtype, few_threads
 from cdlm.draft import Draft, has_blanks
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling, State
@@ -144,6 +144,7 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
     file: IO[str] | None = None
     began = time.perf_counter()
     with contextlib.ExitStack() as held:
+        held.enter_context(few_threads(model.denoiser.device, model.denoiser.count()))
         try:
             if frames is not None:
                 texts = iter(_watched(model, drafts, frames, config, console))

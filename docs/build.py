@@ -23,6 +23,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DOCS = Path(__file__).resolve().parent
+NAME = "CDLM"
 ORDER = {
     "Start": ("README", "idea", "tutorial", "faq"),
     "Use": ("training", "recipes", "many-gpus", "sampling", "evaluation", "harness", "studio", "hub"),
@@ -113,10 +114,10 @@ class Site:
         self.save(page.out, page.title, body, page)
 
     def save(self, name: str, title: str, body: str, page: Page | None = None) -> None:
-        up = "../" * name.count("/")
+        up, heading = "../" * name.count("/"), title if title == NAME else f"{title} · {NAME}"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_text(
-            TEMPLATE.format(title=html.escape(title), up=up, nav=self.navigation(page, up), body=body)
+            TEMPLATE.format(title=html.escape(heading), up=up, nav=self.navigation(page, up), body=body)
         )
 
     def navigation(self, here: Page | None, up: str) -> str:
@@ -175,25 +176,30 @@ TEMPLATE = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title} · CDLM</title>
+<title>{title}</title>
 <link rel="stylesheet" href="{up}style.css">
 </head>
 <body>
 <a class="skip" href="#text">Skip to the text</a>
-<nav aria-label="Pages">{nav}</nav>
+<nav aria-label="Pages"><details><summary>Pages</summary>{nav}</details></nav>
 <main id="text">
 {body}</main>
 </body>
 </html>
 """
 
+# The list of pages is a <details> that is closed. On wide screens its content is shown all the same, and its button is
+# not; a browser too old for that (no ::details-content) keeps the button. What can be scrolled sideways has a shadow
+# where it goes on: two covers that move with the content lie over two shadows that do not.
 STYLE = """\
 :root {
   color-scheme: light dark;
   --paper: #fff; --ink: #1d2127; --soft: #5b6470; --line: #dfe3e8; --shade: #f5f6f8; --link: #2a5db0;
+  --edge: #0003;
 }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #15181c; --ink: #dde2e8; --soft: #97a1ad; --line: #2d333b; --shade: #1d2126; --link: #86b1ff; }
+  :root { --edge: #000a; }
 }
 * { box-sizing: border-box; }
 body {
@@ -209,7 +215,10 @@ nav a { display: block; padding: .15rem .5rem; border-radius: 4px; }
 nav a { color: var(--ink); text-decoration: none; font-size: .9rem; }
 nav a:hover { background: var(--shade); }
 nav a[aria-current] { background: var(--shade); font-weight: 600; }
-main { padding: 2rem 3rem 5rem; max-width: 62rem; }
+nav summary { cursor: pointer; font-weight: 600; padding: .3rem .5rem; border-radius: 4px; }
+nav summary:hover { background: var(--shade); }
+main { padding: 2rem 2rem 5rem; max-width: 66rem; }
+main > p, main > ul, main > ol, main > blockquote { max-width: 56rem; }
 h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 .6em; }
 h1 { margin-top: 0; font-size: 1.9rem; }
 h2 { font-size: 1.35rem; }
@@ -218,10 +227,17 @@ a { color: var(--link); }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 code { font: .875em/1.5 ui-monospace, Menlo, Consolas, monospace; }
 code { background: var(--shade); border-radius: 3px; padding: .1em .3em; }
-pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; }
-pre { padding: .8rem 1rem; overflow-x: auto; }
-pre code { background: none; padding: 0; }
-.wide { overflow-x: auto; }
+pre { border: 1px solid var(--line); border-radius: 6px; }
+pre { padding: .8rem 1rem; line-height: 1.5; }
+pre code { background: none; padding: 0; font-size: .8rem; }
+pre, .wide { --ground: var(--paper); overflow-x: auto; scrollbar-width: thin; background-color: var(--ground); }
+pre, .wide { background-image: linear-gradient(90deg, var(--ground) 40%, transparent),
+  linear-gradient(270deg, var(--ground) 40%, transparent),
+  linear-gradient(90deg, var(--edge), transparent), linear-gradient(270deg, var(--edge), transparent); }
+pre, .wide { background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
+pre, .wide { background-position: left, right, left, right; }
+pre, .wide { background-size: 2.5rem 100%, 2.5rem 100%, .8rem 100%, .8rem 100%; }
+pre { --ground: var(--shade); }
 table { border-collapse: collapse; font-size: .9rem; margin: 1rem 0; }
 th, td { border-bottom: 1px solid var(--line); padding: .35rem .8rem .35rem 0; text-align: left; vertical-align: top; }
 blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--line); color: var(--soft); }
@@ -230,9 +246,16 @@ blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--li
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 @media (max-width: 50rem) {
   body { display: block; }
-  nav { position: static; height: auto; border-right: 0; border-bottom: 1px solid var(--line); }
-  nav ul { display: flex; flex-wrap: wrap; }
+  nav { position: static; height: auto; border-right: 0; border-bottom: 1px solid var(--line); padding: .5rem; }
+  nav h2 { margin-left: .5rem; }
+  nav a { padding: .4rem .5rem; }
   main { padding: 1.5rem 1rem 4rem; }
+}
+@media (min-width: 50.01rem) {
+  @supports selector(::details-content) {
+    nav summary { display: none; }
+    nav details::details-content { content-visibility: visible; display: block; }
+  }
 }
 """
 

@@ -66,6 +66,7 @@ def test_every_bridge_is_a_pass_of_the_target() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_method_has_a_cost(name: str, gpu: str) -> None:
+    assert name in RECIPES, f"RECIPES in cdlm/recipes.py has no run of {name} at the paper's size: paper({name!r}, ...)"
     assert 0 < estimate(RECIPES[name].config, 8, gpu).seconds < 100
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cdlm import devices
-from cdlm.devices import calm_host, pick_device, weight_dtype
+from cdlm.devices import few_threads, pick_device, weight_dtype
 
 
 def test_auto_finds_a_device_and_names_are_kept() -> None:
@@ -25,18 +25,29 @@ def test_missing_and_unknown_devices_are_refused() -> None:
             pick_device(kind)
 
 
-def test_the_host_of_a_gpu_works_with_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "parameters", "told", "expected"),
+    [
+        ("cuda", 10**8, None, 1),
+        ("cuda", 10**8, "3", 3),
+        ("cpu", 10**8, None, 3),
+        ("cpu", 10**5, None, 1),
+        ("cpu", 10**5, "3", 3),
+    ],
+)
+def test_the_host_of_a_gpu_and_a_small_network_have_one_thread_unless_told_otherwise(
+    kind: str, parameters: int, told: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = torch.get_num_threads()
+    if told is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
     try:
         torch.set_num_threads(3)
-        for kind, told, expected in (("cuda", None, 1), ("cuda", "3", 3), ("cpu", None, 3)):
-            if told is None:
-                monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-            else:
-                monkeypatch.setenv("OMP_NUM_THREADS", told)
-            with calm_host(torch.device(kind)):
-                assert torch.get_num_threads() == expected
-            assert torch.get_num_threads() == 3
+        with few_threads(torch.device(kind), parameters):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import cdlm
 from cdlm.files import digest
@@ -104,6 +103,11 @@ def test_transformers_gives_the_same_logits(
     labels[:, 3] = 5
     loss = other(x, timesteps=t, labels=labels).loss
     assert loss.item() == pytest.approx(-found.logits[:, 3, 5].mean().item(), rel=1e-4)
+    assert torch.equal(other(x, timesteps=t, attention_mask=torch.ones_like(x)).logits, found.logits)
+    with pytest.raises(ValueError, match="without padding"):
+        other(x, timesteps=t, attention_mask=torch.tensor([[1] * 8, [1] * 7 + [0]]))
+    with pytest.raises(TypeError, match="no timestep"):
+        other(x, timestep=t)
     if kind == "uniform":
         with pytest.raises(ValueError, match="told the time"):
             other(x)
@@ -191,7 +195,7 @@ def test_push_and_pull_meet(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert 'from_pretrained("me/mine", ' in page
     out = pull(PullConfig("me/mine", tmp_path / "copy"))
     assert cdlm.load(out, "cpu").sample(steps=4)[0].text == cdlm.load(model, "cpu").sample(steps=4)[0].text
-    with pytest.raises(ValueError, match=r"did not give me/other: 404: no such repository$"):
+    with pytest.raises(ValueError, match=r"did not give me/other: 404: no such repository; check"):
         pull(PullConfig("me/other", tmp_path / "other"))
     assert not (tmp_path / "other").exists()
     with pytest.raises(ValueError, match="exists"):
@@ -219,50 +223,52 @@ def test_an_interrupted_pull_is_not_taken_for_another_model(
         assert (out / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub's own client, which may not ask the hub; it keeps blobs, and links to them by commit."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def keep(cache: Path, name: str, folder: Path, commit: str = "0123456789" * 4) -> None:
+    repository = cache / f"models--{name.replace('/', '--')}"
+    for kind in ("blobs", "refs", f"snapshots/{commit}"):
+        (repository / kind).mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for path in folder.iterdir():
+        blob = repository / "blobs" / digest(path)
+        shutil.copyfile(path, blob)
+        (repository / "snapshots" / commit / path.name).symlink_to(Path("..", "..", "blobs", blob.name))
+
+
+@pytest.mark.parametrize("revision", [None, "0123456789" * 4])
 @pytest.mark.filterwarnings("default")
-def test_the_client_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+def test_what_the_client_keeps_is_pulled_offline(
+    model: Path, offline: Path, tmp_path: Path, revision: str | None
+) -> None:
+    keep(offline, "me/mine", model)
+    out = pull(PullConfig("me/mine", tmp_path / "new" / "copy", revision))
+    assert {path.name for path in out.iterdir()} == {path.name for path in model.iterdir()}
+    assert [path.name for path in out.parent.iterdir()] == ["copy"]
+    shutil.rmtree(offline / "models--me--mine" / "blobs")  # the copy is one, not links
+    assert cdlm.load(out, "cpu").sample(steps=4)[0].text == cdlm.load(model, "cpu").sample(steps=4)[0].text
+
+
+@pytest.mark.filterwarnings("default")
+def test_half_a_model_in_the_cache_is_not_handed_over(model: Path, offline: Path, tmp_path: Path) -> None:
+    (model / "model.safetensors").unlink()
+    keep(offline, "me/half", model)
+    with pytest.raises(LayoutError, match=r"no model\.safetensors"):
+        pull(PullConfig("me/half", tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_client_offline_says_so(model: Path, offline: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the model hub did not give nobody/nothing"):
         pull(PullConfig("nobody/nothing", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def peer(folder: Path, source: Path, config: dict[str, Any], prefix: str = "") -> Path:
-    folder.mkdir()
-    save_file({prefix + name: tensor for name, tensor in load_file(source / "model.safetensors").items()},
-              folder / "model.safetensors")  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize("prefix", ["", "backbone."])
-def test_sdtts_layout_is_mdlms_network(peers: Path, tmp_path: Path, prefix: str) -> None:
-    """Its folders hold the configuration of a run; the network is wrapped twice where it began from the hub."""
-    mdlm = json.loads((peers / "mdlm-hf-tiny" / "config.json").read_text())
-    names = {"hidden_size": "hidden_dim", "cond_dim": "cond_dim", "n_blocks": "n_blocks", "n_heads": "n_heads"}
-    config = {
-        "model": {ours: mdlm[theirs] for ours, theirs in names.items()} | {"length": 64, "dropout": 0.1},
-        "parameterization": {"distill_mode": "kl-fwd"},
-        "time_conditioning": False,
-        "tokenizer": {"name": "gpt2"},
-    }
-    folder = peer(tmp_path / "sdtt", peers / "mdlm-hf-tiny", config, prefix)
-    one, other = cdlm.model.load(peers / "mdlm-hf-tiny"), cdlm.model.load(folder)
-    x = torch.randint(0, 97, (2, 9))
-    assert torch.equal(one(x, 0.5), other(x, 0.5))
-    del config["model"]["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LayoutError, match=r"config.json lacks 'hidden_size'"):
-        cdlm.model.load(folder)
-
-
-def test_udlms_layout_is_uniform_over_all_ids(peers: Path, tmp_path: Path) -> None:
-    mdlm = json.loads((peers / "mdlm-hf-tiny" / "config.json").read_text())
-    config = {**mdlm, "model_type": "udlm", "time_conditioning": True, "cfg": False, "cfg_num_classes": -1}
-    found = cdlm.model.load(peer(tmp_path / "udlm", peers / "mdlm-hf-tiny", config))
-    assert found.process is not None
-    assert (found.process.name, found.vocab) == ("uniform", mdlm["vocab_size"])
-    assert found.shape.time_conditioning
-    with pytest.raises(LayoutError, match="guided by classes"):
-        cdlm.model.load(peer(tmp_path / "guided", peers / "mdlm-hf-tiny", {**config, "cfg": True}))
+    with pytest.raises(ValueError, match=r"the model hub did not take me/mine.*offline mode is enabled"):
+        push(PushConfig(str(model), "me/mine"))

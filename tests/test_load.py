@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cdlm
+from cdlm.hub import PullConfig, pull
 
 from .writers import TOKENIZERS, Words, spelled, write_model
 
@@ -92,6 +93,61 @@ def test_what_is_no_hub_id_is_a_missing_folder(source: str) -> None:
         cdlm.load(source)
 
 
+@pytest.mark.parametrize("source", ["runs/tiny-mcdlm", "./mine", "../mine", "/tmp/mine", "~/mine", "here/mine"])
+def test_the_hub_is_not_asked_for_a_path(source: str, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> str:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    Path("here").mkdir()
+    with pytest.raises(ValueError, match=f"^{source} does not exist; "):
+        cdlm.load(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        ("runs/tiny-mcdl", r"did you mean runs/tiny-mcdlm\?$"),
+        ("tiny-mcdlm", r"does not exist; did you mean runs/tiny-mcdlm\?$"),
+        ("runs/tiny-mdlm", r"train it first: cdlm train tiny-mdlm --data data; or did you mean runs/tiny-mcdlm\?$"),
+        ("runs/zoo-mdlm", r"train it first: cdlm train zoo-mdlm --data data$"),
+        ("models/mine", r"did you mean models/mine2\?$"),
+        ("other", r"a run \(there are: runs/tiny-mcdlm\), or an id of the model hub"),
+    ],
+)
+def test_a_run_that_is_not_there_is_guessed(
+    source: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, file in (("runs/tiny-mcdlm", "run.json"), ("models/mine2", "config.json"), ("runs/logs", "a.txt")):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / file).write_text("{}")
+    with pytest.raises(ValueError, match=advice):
+        cdlm.load(source)
+
+
+def test_a_pull_without_a_network_says_so_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of the client's network are neither its own nor the system's."""
+
+    class ConnectError(Exception):
+        pass
+
+    class Hub:
+        def HfApi(self) -> "Hub":  # noqa: N802
+            return self
+
+        def model_info(self, *_: object, **__: object) -> None:
+            raise ConnectError("[Errno -2] Name or service not known\nand more")
+
+    monkeypatch.setattr("cdlm.hub._hub", Hub)
+    with pytest.raises(
+        ValueError, match=r"did not give lab/writer: \[Errno -2\] Name or service not known; check"
+    ) as no:
+        pull(PullConfig("lab/writer", tmp_path / "out"))
+    assert "\n" not in str(no.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_public_layout_takes_its_length_from_model_length(tmp_path: Path) -> None:
     words = spelled("abcdefgh ").save(tmp_path / "words.json")
     model = cdlm.load(PEER, tokenizer=words)
@@ -106,20 +162,48 @@ def test_a_folder_without_a_tokenizer_asks_for_one() -> None:
         cdlm.load(PEER)
 
 
+def test_a_model_of_two_moons_writes_no_text(tmp_path: Path) -> None:
+    shutil.copytree(PEER, tmp_path / "mdlm")
+    (tmp_path / "moons.json").write_text("{}")
+    with pytest.raises(ValueError, match="mdlm is a model of two moons and writes no text"):
+        cdlm.load(tmp_path / "mdlm")
+
+
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no tokenizer at"):
         cdlm.load(PEER, tokenizer=tmp_path / "none.json")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="257 tokens and the model 96"):
+    with pytest.raises(ValueError, match=r"257 tokens and .* 96: they do not belong together"):
         cdlm.load(PEER, tokenizer="bytes")
+
+
+def test_a_tokenizer_with_far_fewer_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"257 tokens and .*wrong 1000: they do not belong together"):
+        cdlm.load(write_model(tmp_path / "wrong", "masked", vocab=1000, length=16))
+
+
+def test_a_folder_keeps_its_own_tokenizer_whatever_is_given_for_others(tmp_path: Path) -> None:
+    own = write_model(tmp_path / "own", "masked", TOKENIZERS["bpe"], length=16)
+    plain, given = cdlm.load(own), cdlm.load(own, tokenizer="bytes")
+    assert given.sample(steps=2)[0] == plain.sample(steps=2)[0]
+    assert given.tokenizer.vocab_size == TOKENIZERS["bpe"].vocab_size
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "pytorch_model.bin"])
+def test_pickles_are_not_opened_and_the_way_out_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    (tmp_path / "config.json").write_text((PEER / "config.json").read_text())
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(ValueError, match=r"never opened; docs/hub\.md"):
+            cdlm.load(path)
 
 
 @pytest.mark.parametrize("words", ["bytes", "bpe"])
 def test_a_model_with_more_tokens_than_its_tokenizer_writes(tmp_path: Path, words: Words) -> None:
     """Networks are padded to round sizes; what stands for nothing must not stop a text."""
-    model = cdlm.load(write_model(tmp_path, "masked", TOKENIZERS[words], vocab=1000, length=16))
+    model = cdlm.load(write_model(tmp_path, "masked", TOKENIZERS[words], vocab=384, length=16))
     assert all(isinstance(text.text, str) for text in model.sample(num=3, steps=2))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,6 +252,16 @@ def test_an_autoregressive_model_has_no_windows() -> None:
         model.sample(length=40, block=8)
 
 
+def test_a_prompt_given_as_the_number_of_texts_is_pointed_out() -> None:
+    model: Any = small("masked")
+    with pytest.raises(TypeError, match=r"how many texts to write; got 'hello'; a text to continue goes with prompt="):
+        model.sample("hello")
+
+
+def test_the_windows_that_a_long_prompt_is_told_of_write_it() -> None:
+    assert len(small("masked").sample(prompt="x" * 40, length=56, block=16, steps=2)[0].tokens) == 56
+
+
 def test_an_unknown_setting_lists_those_there_are() -> None:
     model = small("masked")
     with pytest.raises(TypeError, match=r"no setting 'temprature'; there are: steps, .*temperature, .*block"):
@@ -277,11 +288,14 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
         ("masked", lambda m: m.sample(steps=0), "--steps must be at least 1"),
         ("masked", lambda m: m.sample(length=33), "more than the 32"),
         ("masked", lambda m: m.sample(length=1), "at least 2 tokens"),
-        ("masked", lambda m: m.sample(prompt="x" * 32), "leaves no room in a text of 32"),
+        ("masked", lambda m: m.sample(prompt="x" * 32), "room in a text of 32; .*: --length 48 --block 16"),
+        ("masked", lambda m: m.sample(prompt="x" * 8, length=8), "in a text of 8; shorten it or raise --length$"),
+        ("causal", lambda m: m.sample(prompt="x" * 32), "in a text of 32; shorten it$"),
+        ("masked", lambda m: m.infill("x[MASK:200]yz"), "203 tokens .* its blanks have room for 29 tokens at most"),
         ("masked", lambda m: m.sample(prompt=["ab", "x" * 10], length=8), "leaves no room in a text of 8"),
         ("masked", lambda m: m.infill("x" * 30 + "___"), "34 tokens are more than the 32"),
         ("masked", lambda m: m.infill("nothing"), "nothing to fill in"),
-        ("masked", lambda m: m.rewrite("x" * 33), "33 tokens are more than the 32"),
+        ("masked", lambda m: m.rewrite("x" * 33), "33 tokens are more than the 32 that small was trained on$"),
         ("masked", lambda m: m.rewrite("x", t=0.0), r"time in \(0, 1\]"),
         ("masked", lambda m: m.sample(prompt="a\ud800"), "not valid UTF-8"),
         ("masked", lambda m: m.sample(temperature=0.0), "temperature must be above 0"),

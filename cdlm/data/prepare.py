@@ -39,6 +39,7 @@ SAMPLE = 64_000_000
 """Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
 _CHUNK = 1 << 19
 _SHARE = 0.01
+_REACH = 4096
 _WRITTEN = {"train.bin", "valid.bin", FILE, META}
 
 
@@ -47,7 +48,8 @@ class PrepareConfig:
     """Turn text into a folder of tokens that training reads."""
 
     files: tuple[str, ...]
-    """.txt, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the hub."""
+    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the
+    hub."""
     out: Path
     """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
     source: Corpus = "plain"
@@ -68,7 +70,8 @@ class PrepareConfig:
     valid_documents: int = 0
     """Use the last so many documents for validation."""
     valid_share: float | None = None
-    """Use this share of the documents, the last ones, for validation; 0: none. [0.01, unless the above are given]"""
+    """Use this share of the documents, the last ones, for validation, or of a single document its last part; 0: none.
+    [0.01, unless the above are given]"""
     separator: str = "<|endoftext|>"
     """The line between documents of a .txt; empty: blank lines. Without any such line the file is one document."""
     field: str | None = None
@@ -138,32 +141,36 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
     tokenizer = None if config.train_vocab else Tokenizer.load(config.tokenizer)
     with _aside(config.out, config.overwrite) as folder, _bar(console) as progress, _one_thread_a_call():
 
-        def read(title: str, files: tuple[str, ...], characters: int | None = None) -> Iterator[Piece]:
+        def read(title: str, files: tuple[str, ...], characters: int | None = None, held: int = 0) -> Iterator[Piece]:
             task = progress.add_task(title, total=characters)
+            pieces = itertools.chain.from_iterable(map(reader.pieces, files))
             try:
-                for piece in itertools.chain.from_iterable(map(reader.pieces, files)):
+                for piece in cut_in_two(pieces, characters - held, held) if characters and held else pieces:
                     yield piece
                     progress.advance(task, len(piece.text))
             finally:  # all that was wanted, which may be less than the whole
                 progress.update(task, total=progress.tasks[task].completed)
 
         whole = _count(read("counting", config.files), config.files)
+        documents, held = whole.documents, _held_out(config, whole)
         if config.valid:
             apart, validating = _count(read("counting validation", config.valid), config.valid), None
         else:
-            apart, validating = None, _validation(config, whole.documents)
-        training = whole.documents - validating if validating else None
+            apart, validating = None, 1 if held else _validation(config, documents)
+        training = documents + bool(held) - validating if validating else None
         sample = Count()
         if tokenizer is None:
-            pieces = Count().take(read("training the tokenizer", config.files, whole.characters), training)
+            pieces = Count().take(read("training the tokenizer", config.files, whole.characters, held), training)
             texts = (piece.text for piece in _evenly(pieces, whole.characters, sample))
             tokenizer = Tokenizer.train(texts, config.train_vocab)
-        stream = read("encoding", config.files, whole.characters)
+        stream = read("encoding", config.files, whole.characters, held)
         splits = {"train": _write(folder / "train.bin", stream, training, tokenizer, config)}
         if apart:
             stream = read("encoding validation", config.valid, apart.characters)
         if apart or validating:
             splits["valid"] = _write(folder / "valid.bin", stream, None, tokenizer, config)
+        if held and not splits["valid"].documents:  # one of its two parts is blank
+            raise _too_few(1, 1)
         meta = Meta(
             version=FORMAT,
             dtype=_dtype(tokenizer),
@@ -184,6 +191,11 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             tokenizer.save(folder)
             meta.write(folder)
     console.print(table(meta))
+    if held:
+        console.print(
+            f"the input is one document: its last {splits['valid'].characters:,} characters are for validation, the "
+            "rest is for training; --valid-share changes how many, --valid FILE takes other text"
+        )
     if meta.vocab < config.train_vocab:
         console.print(
             f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab:,} of --train-vocab: no other pair "
@@ -211,21 +223,54 @@ def table(meta: Meta) -> Table:
 def _count(pieces: Iterator[Piece], files: tuple[str, ...]) -> Count:
     seen = Count()
     deque(seen.take(pieces), maxlen=0)
+    if not seen.documents and not seen.empty:
+        raise ValueError(f"no documents in {', '.join(files)}: {'it is' if len(files) == 1 else 'they are'} empty")
     if not seen.documents:
         raise ValueError(f"no documents in {', '.join(files)} ({seen.empty} empty ones); see --source and --field")
     return seen
 
 
 def _validation(config: PrepareConfig, documents: int) -> int:
-    share = _SHARE if config.valid_share is None else config.valid_share
+    share = _share(config)
     wanted = config.valid_documents or (max(1, round(share * documents)) if share else 0)
     if wanted >= documents:
-        raise ValueError(
-            f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
-            'more documents (--source lines takes each line as one, --separator "" cuts at blank lines), a --valid '
-            "FILE, or --valid-share 0 for no validation"
-        )
+        raise _too_few(documents, wanted)
     return wanted
+
+
+def _share(config: PrepareConfig) -> float:
+    return _SHARE if config.valid_share is None else config.valid_share
+
+
+def _too_few(documents: int, wanted: int) -> ValueError:
+    return ValueError(
+        f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
+        'more documents (--source lines takes each line as one, --separator "" cuts at blank lines), a --valid '
+        "FILE, or --valid-share 0 for no validation"
+    )
+
+
+def _held_out(config: PrepareConfig, whole: Count) -> int:
+    """About how many characters at the end of a single document, such as a book, are for validation; 0: documents stay
+    whole."""
+    alone = whole.documents == 1 and not config.valid and not config.valid_documents
+    return round(_share(config) * whole.characters) if alone else 0
+
+
+def cut_in_two(pieces: Iterable[Piece], at: int, reach: int) -> Iterator[Piece]:
+    """A document as two: the cut is at the last line end before character `at`, or else at the last white space, at
+    most `reach` before it; or right there. The white space at the cut is left out."""
+    seen, whole = 0, True
+    for text, last in pieces:
+        if whole and seen + len(text) > at:
+            end = at - seen
+            start = max(0, end - min(reach, _REACH))
+            line = text.rfind("\n", start, end)
+            gap = line if line >= 0 else max((k for k in range(start, end) if text[k].isspace()), default=-1)
+            yield Piece(text[:gap] if gap >= 0 else text[:end], True)
+            text, whole = text[gap + 1 :] if gap >= 0 else text[end:], False
+        yield Piece(text, last)
+        seen += len(text)
 
 
 def _evenly(pieces: Iterable[Piece], total: int, taken: Count) -> Iterator[Piece]:
@@ -269,9 +314,10 @@ def _write(
             digest.update(data)
             tokens += ids.size
     if config.packing != "plain" and not tokens:
+        shorter = f", or a --length of at most {made + 2}" if made else ""
+        larger = ", or a larger --valid-share" if path.stem == "valid" and not config.valid else ""
         raise ValueError(
-            f"the {path.stem} split has {made} tokens, which fill no block; give it more text, or a --length of at "
-            f"most {made + 2}"
+            f"the {path.stem} split has {made} tokens, which fill no block; give it more text{shorter}{larger}"
         )
     return Split(seen.documents, seen.characters, tokens, seen.empty, len(rest), digest.hexdigest())
 

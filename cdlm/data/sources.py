@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from cdlm.data.corpora import SOURCES, Source
+from cdlm.fetch import install
 
 Errors = Literal["strict", "replace"]
 
@@ -28,11 +29,10 @@ PIECE = 1 << 20
 _BLOCK = 1 << 20
 _ROW = 1 << 30
 _TEXT = (".txt", ".text", ".tokens", ".raw")
-_KINDS = dict.fromkeys(_TEXT, "text") | dict.fromkeys((".tar", ".tgz", "_data"), "tar")
+_KINDS = dict.fromkeys((*_TEXT, ".md"), "text") | dict.fromkeys((".tar", ".tgz", "_data"), "tar")
 _KINDS |= {".jsonl": "jsonl", ".parquet": "parquet"}
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+))?")
 _HEADING = re.compile(r" *= (?!=).*(?<!=) = *\n?")
-_INSTALL = "pip install 'cdlm[data]'"
 
 
 class SourceError(ValueError):
@@ -180,12 +180,27 @@ def kind_of(name: str) -> str:
     path, bare = Path(name), re.sub(r"\.(gz|xz)$", "", name.lower())
     kind = next((kind for suffix, kind in _KINDS.items() if bare.endswith(suffix)), None)
     if path.is_dir():
+        inside = next((suffix for suffix in _KINDS if any(path.glob(f"*{suffix}"))), None)
+        if inside and not any((path / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
+            raise SourceError(f"{name} is a folder; name the files in it: {path / '*'}{inside}")
         return "folder"
+    if path.is_file() and kind is None and not _is_text(path):
+        raise SourceError(f"{name} is not text; give .txt, .md or .jsonl (also .gz, .xz), .parquet or .tar")
     if path.exists() and kind is None:
         raise SourceError(f"cannot tell what {name} is; rename it to .txt or .jsonl (also .gz, .xz), .parquet or .tar")
     if not path.exists() and (kind or not _HUB.fullmatch(name)):
         raise SourceError(f"there is no file {name}; a hub dataset is written as owner/name or owner/name:config@split")
     return kind or "hub"
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file begins like one: UTF-8 without NUL."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    try:
+        return "\0" not in codecs.utf_8_decode(head, "strict", False)[0]
+    except UnicodeDecodeError:
+        return False
 
 
 def size_of(name: str) -> int | None:
@@ -222,7 +237,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[Any, str]]:
     try:
         pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     except ImportError:
-        raise SourceError(f"reading {path} needs pyarrow; run: {_INSTALL}") from None
+        raise SourceError(f"reading {path} needs pyarrow; run in the checkout: {install('data')}") from None
     try:
         with parquet.ParquetFile(path) as file:
             _check_column(field, file.schema_arrow.names, str(path))
@@ -240,7 +255,9 @@ def _dataset_rows(name: str, field: str) -> Iterator[tuple[Any, str]]:
         datasets = importlib.import_module("datasets")
     except ImportError:
         what = f"the folder {name}" if folder else f"{name} (no file here, so a dataset of the hub)"
-        raise SourceError(f"reading {what} needs the datasets library; run: {_INSTALL}") from None
+        raise SourceError(
+            f"reading {what} needs the datasets library; run in the checkout: {install('data')}"
+        ) from None
     try:
         if folder or not hub:
             rows = datasets.load_from_disk(name)

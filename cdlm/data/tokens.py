@@ -79,6 +79,8 @@ class Meta:
 def read_meta(folder: str | Path) -> Meta:
     """Read and check `meta.json`."""
     path = Path(folder) / META
+    if not Path(folder).exists():
+        raise TokenError(f"there is no folder {folder}; make it first, with: cdlm prepare FILE --out {folder}")
     if not path.is_file():
         raise TokenError(
             f"{folder} is not a folder of tokens: {META} is missing; make one with: cdlm prepare FILE --out data"

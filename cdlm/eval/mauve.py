@@ -11,6 +11,8 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
+from cdlm.fetch import install
+
 FEW = 1000
 """Below so many texts the score is biased upwards, and has few clusters to tell anything apart."""
 
@@ -31,7 +33,7 @@ def histograms(p: Features, q: Features, seed: int = 0) -> tuple[Histogram, Hist
         from sklearn.cluster import KMeans
         from sklearn.decomposition import PCA
     except ImportError:
-        raise ValueError("MAUVE needs scikit-learn; run: pip install 'cdlm[eval]'") from None
+        raise ValueError(f"MAUVE needs scikit-learn; run in the checkout: {install('eval')}") from None
     both = np.concatenate([p, q]).astype(np.float64)
     both /= np.linalg.norm(both, axis=1, keepdims=True)
     if np.allclose(both, both[0]):  # one text over and over: nothing to cluster

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
+from cdlm.devices import few_threads
 from cdlm.eval.clock import Clock, minutes, summary, table
 from cdlm.eval.grid import PAPER, ROBUST, Cell, EvalConfig, cells
 from cdlm.eval.judge import Judge, fingerprint, open_judge
@@ -203,8 +204,9 @@ def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None])
         else:
             drafts = model.continuations([""], n, length)
         began = time.perf_counter()
-        found = model.write(drafts, cell.how, config.seed, batch=config.batch, show=show)
-        lines = [dataclasses.asdict(text) for text in sorted(found, key=lambda text: text.index)]
+        with few_threads(model.denoiser.device, model.denoiser.count()):
+            found = model.write(drafts, cell.how, config.seed, batch=config.batch, show=show)
+            lines = [dataclasses.asdict(text) for text in sorted(found, key=lambda text: text.index)]
         about |= {"sample_seconds": round(time.perf_counter() - began, 3), **circumstances(config)}
     lines = [{key: line[key] for key in line if not key.startswith("reference")} for line in lines]
     for line, block in zip(lines, blocks or [], strict=False):

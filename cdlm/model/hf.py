@@ -16,6 +16,9 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import Architecture, DiT
 from cdlm.process import SCHEDULES, Process
 
+_BYSTANDERS = ("output_attentions", "output_hidden_states", "num_items_in_batch")
+"""What transformers itself passes to any model, and this one has no use for."""
+
 
 class CDLMConfig(PretrainedConfig):
     """A model folder's config.json."""
@@ -73,9 +76,15 @@ class CDLMForMaskedLM(PreTrainedModel):
         timesteps: torch.Tensor | float | None = None,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **_: Any,
+        attention_mask: torch.Tensor | None = None,
+        **rest: Any,
     ) -> MaskedLMOutput | tuple[torch.Tensor, ...]:
         denoiser = self.denoiser
+        if attention_mask is not None and not bool((attention_mask == 1).all()):
+            raise ValueError("every token sees every other here: give sequences of one length, without padding")
+        unknown = [name for name, value in rest.items() if name not in _BYSTANDERS and value is not None]
+        if unknown:
+            raise TypeError(f"forward takes input_ids, timesteps and labels, and no {', '.join(unknown)}")
         if timesteps is None:
             if denoiser.shape.time_conditioning:
                 raise ValueError("this model is told the time: give timesteps in [0, 1], one for each sequence")

@@ -22,6 +22,8 @@ FORMAT = 1
 PREFIX = "backbone."
 PEERS = ("mdlm", "udlm", "duo")
 INDEX = "model.safetensors.index.json"
+_PICKLES = (".ckpt", ".bin", ".pt", ".pth")
+_CONVERT = "docs/hub.md (Checkpoints that are pickles) shows how to make a folder of it"
 
 
 class LayoutError(ValueError):
@@ -111,6 +113,8 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         try:
             tensors |= load_file(folder / name)
         except FileNotFoundError:
+            if any(path.suffix in _PICKLES for path in folder.iterdir()):
+                raise LayoutError(f"{folder} has its weights as a pickle, which is never opened; {_CONVERT}") from None
             raise LayoutError(f"{folder} has a config.json but no {name}; copy the weights beside it") from None
         except SafetensorError as error:
             raise LayoutError(f"{folder / name} is damaged ({error}); fetch or write it again") from None
@@ -183,6 +187,8 @@ def _check_digests(folder: Path) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
+        if folder.suffix in _PICKLES:
+            raise LayoutError(f"{folder} is a pickle, which can run any code and is never opened; {_CONVERT}")
         why = "does not exist" if not folder.exists() else "is not a model folder: it has no config.json"
         if (folder / "run.json").is_file():
             why = "is a run without a checkpoint yet: wait for its first --save-every steps"
@@ -212,9 +218,10 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
 
 
 def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
-    """The layouts of kuleshov-group/mdlm-owt, kuleshov-group/udlm-lm1b and s-sahoo/duo.
+    """The layouts of kuleshov-group/mdlm-owt, kuleshov-group/udlm-lm1b, s-sahoo/duo and s-sahoo/duo-distilled.
 
-    In MDLM's the last id is the mask; its row of the head is not in our law. The others' are uniform over all ids.
+    In MDLM's the last id is the mask; its row of the head is not in our law. The others' are uniform over all ids, and
+    told the time: DUO's does not say so.
     """
     masks = config["model_type"].lower() == "mdlm"
     if config.get("cfg"):
@@ -225,7 +232,7 @@ def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
         heads=config["n_heads"],
         cond=config["cond_dim"],
         dropout=config["dropout"],
-        time_conditioning=config["time_conditioning"] if masks else True,
+        time_conditioning=config["time_conditioning"] if masks else config.get("time_conditioning", True),
     )
     return _stripped(shape, config["vocab_size"] - masks, masks, tensors)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cdlm.eval.generative import Interval
+from cdlm.fetch import install
 from cdlm.report.frontier import Point
 from cdlm.report.rows import stem
 
@@ -56,7 +57,7 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     try:
         from scipy.stats import ttest_ind
     except ImportError:
-        raise ValueError("intervals over seeds need scipy; run: pip install 'cdlm[eval]'") from None
+        raise ValueError(f"intervals over seeds need scipy; run in the checkout: {install('eval')}") from None
     found = ttest_ind(ours, theirs, equal_var=False)
     low, high = found.confidence_interval(0.95)
     gap = float(np.mean(ours) - np.mean(theirs))

@@ -35,7 +35,8 @@ KEY = (
     "*T* a temperature, *top-p* the share of the law drawn from. *Steps* are denoising steps, *NFE* evaluations of the "
     "network for each text, fewer where a step had nothing to reveal. An *in-domain* judge has seen the corpus that "
     "the models were trained on. Protocol *robust* scores every token that has a context, *paper* counts as published "
-    "numbers do (docs/evaluation.md). Intervals are 95 %, over resampled texts."
+    "numbers do (docs/evaluation.md). Intervals are 95 %, over resampled texts of "
+    "the same runs; another seed of the training can differ by more."
 )
 
 
@@ -115,13 +116,33 @@ def _frontier(
     rivals = [row for row in plain(unconditional(section.rows)) if row["process"] == "none"]
     causal = [name(row) for row in rivals if not row.get("own_judge")]
     faster = speeds(found, list(dict.fromkeys([*causal, baseline])))
-    page += _put(_matched_sheet(matches, section), config.out) if matches else []
-    page += _put(_span_sheet(ranges, section), config.out) if ranges else []
     again = over_seeds(found, baseline)
+    page += _put(_matched_sheet(matches, section), config.out) if matches else []
+    page += _advice(matches, baseline, bool(again))
+    page += _put(_span_sheet(ranges, section), config.out) if ranges else []
     page += _put(_seeds_sheet(again, section), config.out) if again else []
     page += _put(_speed_sheet(faster, section), config.out) if faster else []
     for kind, rows in (("matched", matches), ("frontiers", ranges), ("seeds", again), ("speed-ups", faster)):
         data[kind] += [{"section": section.title, **dataclasses.asdict(row)} for row in rows]
+    return page
+
+
+def _advice(rows: list[Match], baseline: str, seeds: bool) -> list[str]:
+    """What the table at matched entropy cannot tell, and how to find out."""
+    page = []
+    others = [row for row in rows if row.name != baseline]
+    if any(row.baseline_ppl is None for row in others):
+        page += [
+            f"*Beyond its frontier*: no temperature and no top-p of {baseline} gave that entropy. Evaluate it at more, "
+            "such as `--temperature 1 0.9 0.8 0.7 0.6 0.5`.",
+            "",
+        ]
+    if others and not seeds:
+        page += [
+            "One run of each model: a ratio may be the luck of a seed, whatever its interval. Train each again with "
+            "`--seed 1` and `--seed 2`, and name the runs `NAME, seed 1`: then there is a table over seeds.",
+            "",
+        ]
     return page
 
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi.encoders import jsonable_encoder
@@ -128,6 +128,7 @@ def create_app(
         return await write(asked, request)
 
     named = {"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}  # any name will do: no 422
+    named["description"] = "The `id` of its `start` event."
 
     @app.delete("/v1/jobs/{job}", status_code=204, responses=_wrong(401, 404), openapi_extra={"parameters": [named]})
     async def cancel(request: Request) -> Response:
@@ -153,10 +154,10 @@ def create_app(
 
     @app.get("/v1/moons", responses=_wrong(401, 422))
     async def moons(
-        process: Literal["masked", "uniform"] = "masked",
-        steps: MoonSteps = TEN,
-        points: int = Query(600, ge=1, le=1000),
-        seed: int = Query(0, ge=0, le=9),
+        process: Literal["masked", "uniform"] = Query("masked", description="What the noise does to a coordinate."),
+        steps: Annotated[MoonSteps, Query(description="From noise to data.")] = TEN,
+        points: int = Query(600, ge=1, le=1000, description="How many to draw."),
+        seed: int = Query(0, ge=0, le=9, description="The same seed draws the same points."),
     ) -> dict[str, Any]:
         """Samples of two moons on their way, drawn with the exact posterior."""
         async with drawing:

@@ -6,64 +6,89 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cdlm.sample.confidence import Confidence
 from cdlm.sample.correct import Kind
+from cdlm.sample.grid import Tail
 from cdlm.sample.order import Order
 
 SEEDS = 2**53 - 1
 """The largest that a page can tell apart."""
 
 
-class Limits(BaseModel):
+class Described(BaseModel):
+    """The string under a field is its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Limits(Described):
     """The most that one request may ask for."""
 
     steps: int = 1024
+    """Denoising steps."""
     length: int = 1024
     """Tokens in a text."""
     n: int = 8
+    """Texts."""
     characters: int = 20_000
     """In a prompt, or a text with blanks."""
 
 
-class Settings(BaseModel):
-    """How a text is drawn; `cdlm sample --help` explains each."""
+class Settings(Described):
+    """How a text is drawn; `cdlm sample --help` explains each at more length."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
 
-    model: str | None = Field(None, max_length=200, description="One of /v1/models; the first if not given.")
-    n: int = Field(1, ge=1, description="Texts to write.")
-    steps: int | None = Field(
-        None, ge=1, description="Denoising steps; 32 if not given. Not for autoregressive models."
-    )
+    model: str | None = Field(None, max_length=200)
+    """One of /v1/models; the first if not given."""
+    n: int = Field(1, ge=1)
+    """Texts to write."""
+    steps: int | None = Field(None, ge=1)
+    """Denoising steps; 32 if not given. Not for autoregressive models."""
     temperature: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
+    """Below 1 sharpens the predicted law, above 1 flattens it."""
     top_p: float = Field(1.0, ge=0.001, le=1, allow_inf_nan=False)
+    """Draw from the smallest set of tokens with this probability."""
     top_k: int = Field(0, ge=0, le=1_000_000)
-    guidance: float = Field(0.0, ge=0, le=100, allow_inf_nan=False, description="Masked models; 0 is none.")
-    cool: float | None = Field(
-        None, ge=0.01, le=100, allow_inf_nan=False, description="The temperature at t = 0, reached in a straight line."
-    )
-    seed: int = Field(0, ge=0, le=SEEDS, description="The same seed writes the same text.")
+    """Draw from the k likeliest tokens alone; 0 for all."""
+    guidance: float = Field(0.0, ge=0, le=100, allow_inf_nan=False)
+    """Sharpens the law relative to what the network says of a blank text; 0 is none. For masked models."""
+    cool: float | None = Field(None, ge=0.01, le=100, allow_inf_nan=False)
+    """The temperature at the end, reached from `temperature` in a straight line; the same all along if not given."""
+    seed: int = Field(0, ge=0, le=SEEDS)
+    """The same seed writes the same text."""
     order: Literal[Order, "first-hitting", Confidence] = "random"
-    tail: Literal["none", "sample", "argmax"] = "none"
+    """Which blanks are filled first. random: left to chance, the exact sampler; first-hitting: one token a step;
+    dilated, bit-reversed: the tokens of one step lie far apart; probability, margin, entropy-bound: what the model is
+    most certain about. For masked models."""
+    tail: Tail = "none"
+    """One more evaluation after the last step: draw what is left (sample), or take the likeliest (argmax)."""
     corrector: Literal["none", Kind] = "none"
+    """Takes tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
     eta: float | None = Field(None, ge=0.001, le=1, allow_inf_nan=False)
-    stream: bool = Field(False, description="Send every step as a server-sent event.")
+    """How strongly the corrector acts; 0.05 if not given."""
+    stream: bool = False
+    """Send every step as a server-sent event."""
 
 
 class Completion(Settings):
     """Continue a prompt, or write from nothing."""
 
     prompt: str = ""
-    max_tokens: int | None = Field(
-        None, ge=2, description="Tokens of the text, prompt included; the model's own length."
-    )
+    """What the text begins with."""
+    max_tokens: int | None = Field(None, ge=2)
+    """Tokens of the text, prompt included; the model's own length if not given."""
 
 
 class Infill(Settings):
     """Fill blanks: in a text (___ or [MASK] or [MASK:5]), or at chosen positions of tokens."""
 
     text: str | None = None
-    width: int = Field(4, ge=1, le=1024, description="Tokens for each ___.")
+    """A text with blanks."""
+    width: int = Field(4, ge=1, le=1024)
+    """Tokens for each ___."""
     tokens: list[int] | None = Field(None, max_length=100_000)
-    masked: list[int] | None = Field(None, max_length=100_000, description="Positions of `tokens` to write anew.")
+    """Instead of a text: the tokens of one."""
+    masked: list[int] | None = Field(None, max_length=100_000)
+    """Positions of `tokens` to write anew."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Infill":
@@ -72,10 +97,15 @@ class Infill(Settings):
         return self
 
 
-class Choice(BaseModel):
+class Choice(Described):
+    """One text."""
+
     index: int
+    """Its number among the choices."""
     text: str
+    """As it reads, what was given included."""
     tokens: list[int]
+    """The same as numbers."""
     pieces: list[str]
     """The text, token by token."""
     evaluations: int
@@ -83,56 +113,91 @@ class Choice(BaseModel):
     entropy: float
     """Of the text's own tokens, in nats."""
     finish_reason: Literal["length"] = "length"
+    """A text always has as many tokens as were asked for."""
 
 
-class Usage(BaseModel):
+class Usage(Described):
+    """What it took."""
+
     prompt_tokens: int
+    """Tokens that were given, over all texts."""
     completion_tokens: int
+    """Tokens that were written, over all texts."""
     seconds: float
+    """From the first evaluation to the last, other texts' turns included."""
 
 
-class Written(BaseModel):
+class Written(Described):
     """Finished texts."""
 
-    model_config = ConfigDict(protected_namespaces=())
-
     id: str
+    """Of the job."""
     object: Literal["text_completion"] = "text_completion"
+    """What this is."""
     created: int
+    """When it was finished, in seconds since 1970."""
     model: str
+    """Who wrote."""
     choices: list[Choice]
+    """The texts, as many as `n`."""
     usage: Usage
+    """What they took together."""
 
 
-class ModelCard(BaseModel):
+class ModelCard(Described):
+    """A model that writes here."""
+
     id: str
+    """What requests call it."""
     object: Literal["model"] = "model"
+    """What this is."""
     method: str
+    """How it was trained; empty if its folder does not say."""
     process: str
+    """masked, uniform, or none for an autoregressive model."""
     parameters: int
+    """How many numbers the network has."""
     vocab: int
+    """Different tokens."""
     length: int
+    """Tokens in the texts it was trained on; 0 if its folder does not say."""
 
 
-class ModelList(BaseModel):
+class ModelList(Described):
+    """The models that write here."""
+
     object: Literal["list"] = "list"
+    """What this is."""
     data: list[ModelCard]
+    """One card a model; the first is the one that writes where none is named."""
 
 
-class Health(BaseModel):
+class Health(Described):
+    """How busy the service is."""
+
     status: Literal["ok"] = "ok"
+    """That it answers at all."""
     models: int
+    """How many there are."""
     running: int
+    """Requests that are written now, in turns."""
     waiting: int
+    """Requests that wait for a turn."""
     room: int
+    """Requests that may still come to wait."""
 
 
-class Fault(BaseModel):
+class Fault(Described):
+    """What went wrong."""
+
     message: str
+    """In a sentence."""
     type: str
+    """In a word."""
 
 
-class Problem(BaseModel):
+class Problem(Described):
     """Why a request was not carried out."""
 
     error: Fault
+    """The reason, for people and for programs."""

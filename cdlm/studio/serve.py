@@ -71,7 +71,9 @@ def serve(config: StudioConfig, console: Console) -> None:
         from cdlm.studio.app import create_app
         from cdlm.studio.schema import Limits
     except ImportError as error:
-        raise ValueError(f"the studio needs {error.name}: pip install 'cdlm[studio]'") from None
+        raise ValueError(
+            f'the studio needs {error.name}; run in the checkout: pip install -c constraints.txt -e ".[studio]"'
+        ) from None
     if not config.models:
         raise ValueError("name a model: cdlm studio runs/tiny-mcdlm (several are shown side by side)")
     models = {}

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,7 +40,20 @@ class Event:
 
 
 def order(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
-    """Check a request against the limits and the model; a ValueError says what is wrong."""
+    """Check a request against the limits and the model; a ValueError says what is wrong, in the words of a request."""
+    try:
+        return _checked(asked, model, limits)
+    except ValueError as error:
+        raise ValueError(in_fields(str(error))) from None
+
+
+def in_fields(message: str) -> str:
+    """What the command line says, with fields instead of flags; there are no windows here."""
+    message = re.sub(r"[,;] (or )?write (them )?in windows: .*", "", message).replace("--length", "max_tokens")
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), message)
+
+
+def _checked(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
     if asked.n > limits.n:
         raise ValueError(f"at most {limits.n} texts at a time; got n = {asked.n}")
     if asked.steps is not None and asked.steps > limits.steps:
@@ -101,7 +115,7 @@ def events(asked: Order) -> Iterator[Event]:
 
 
 def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
-    texts = []
+    texts: list[dict[str, Any]] = []
     for number, ids in enumerate(frame.tokens):
         old = before.tokens[number] if before is not None else ids
         chances = frame.chances[number] if frame.chances is not None else []
@@ -111,6 +125,8 @@ def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
             if place >= len(old) or token != old[place]
         ]
         texts.append({"pieces": _visible(asked, ids, number), "changed": changed})
+        if before is None:
+            texts[-1]["given"] = [place for place, token in enumerate(asked.drafts[number].ids) if token != HOLE]
     return {"step": frame.step, "steps": frame.steps, "evaluations": frame.evaluations, "texts": texts}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cdlm.config import RunConfig, to_json
+from cdlm.fetch import install
 from cdlm.files import naming, write_whole
 from cdlm.train.distributed import mean
 from cdlm.train.learner import Learner, learning_rate
@@ -101,7 +102,7 @@ def _tensorboard(config: RunConfig, from_step: int) -> Sink:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError("--track tensorboard needs tensorboard; run: pip install 'cdlm[track]'") from None
+        raise ValueError(f"--track tensorboard needs tensorboard; run in the checkout: {install('track')}") from None
     writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=from_step + 1)
 
     def write(line: dict[str, Any]) -> None:
@@ -116,7 +117,7 @@ def _wandb(config: RunConfig, from_step: int) -> Sink:
     try:
         import wandb
     except ImportError:
-        raise ValueError("--track wandb needs wandb; run: pip install 'cdlm[track]'") from None
+        raise ValueError(f"--track wandb needs wandb; run in the checkout: {install('track')}") from None
     name = hashlib.blake2b(
         str(config.out.resolve()).encode(), digest_size=6
     ).hexdigest()  # one run, however often resumed

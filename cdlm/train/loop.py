@@ -19,7 +19,7 @@ from torch import Tensor
 from cdlm.config import RunConfig, completed, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
-from cdlm.devices import calm_host, pick_device, weight_dtype
+from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, read_object, write_whole
 from cdlm.methods import Method, parse_method
 from cdlm.model.denoiser import Denoiser
@@ -50,7 +50,7 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
     device = pick_device(config.device)
     world = join(config.parallel, device)
-    with _explained(config, world), calm_host(device), contextlib.ExitStack() as held:
+    with _explained(config, world), contextlib.ExitStack() as held:
         return _train(config, resume, device, world, held)
 
 
@@ -70,12 +70,14 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
     def choose() -> str | None:
         config.out.mkdir(parents=True, exist_ok=True)
         held.enter_context(alone_in(config.out))  # before anything is read: another run may be removing it
+        held.callback(_remove_empty, config.out)  # of a run that could not begin, nothing is left
         found = _to_resume(config, resume)
         return None if found is None else str(found)
 
     path = first_tells(choose, world)
     last = None if path is None else _read_last(Path(path), config, resume, corpus)
     network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
+    held.enter_context(few_threads(device, network.count()))
     state = learner(config, network, objective, world)
     first, best = 0, None
     base = _history(config) if last is None else last.model_config.get("trained", {}).get("from")
@@ -176,7 +178,10 @@ def build(
     network = Denoiser(config.network, process, vocab)
     if config.init_from is not None and fresh:
         if not config.init_from.exists():
-            raise ValueError(f"--init-from {config.init_from} does not exist; train that run first, or name another")
+            raise ValueError(
+                f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
+                f"{_command(config.init_from)}, or name another with --init-from"
+            )
         given = load(config.init_from)
         ours, theirs = _comparable(describe(network)), _comparable(describe(given))
         weights = given.state_dict()
@@ -258,6 +263,18 @@ def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Object
             f"{config.method} has a target network and the checkpoint in {config.out} has none; "
             f"start a new --out with --init-from {config.out}"
         )
+
+
+def _command(base: Path) -> str:
+    """How to train the run that a recipe starts from."""
+    from cdlm.recipes import RECIPES
+
+    return f": cdlm train {base.name} --data data" if base == Path("runs") / base.name and base.name in RECIPES else ""
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it is not empty, and stays
+        folder.rmdir()
 
 
 def _show(theirs: Any, ours: Any) -> str:

@@ -60,10 +60,22 @@ def test_from_text_to_samples(work: Path) -> None:
     assert one["loss"] == two["loss"]
 
 
+def test_the_help_of_train_begins_with_what_there_is_to_train() -> None:
+    head = succeed(cdlm("train", "--help"))[:500]
+    assert "cdlm train RECIPE --data DIR" in head
+    assert "cdlm recipes" in head
+    assert "(default: runs/tiny-mcdlm)" in succeed(cdlm("train", "--help"))
+
+
 def test_recipes_and_schedules_are_shown(work: Path) -> None:
     text = succeed(cdlm("recipes"))
     for name in ("mcdlm-pplopt", "small-duo-dcd", "tiny-ar", "ablation-kappa-0"):
         assert name in text
+    lines = [
+        next(k for k, line in enumerate(text.splitlines()) if f" {kind}" in line)
+        for kind in ("tiny-ar", "small-ar", "zoo-mdlm", "ablation-jsd")
+    ]  # what a laptop can do comes first
+    assert lines == sorted(lines)
     assert "wrote" in succeed(cdlm("plot", "mcdlm-pplopt", "--out", str(work / "schedules.png")))
 
 
@@ -72,15 +84,22 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
     [
         (["train"], "train takes a recipe"),
         (["train", "tiny-mcdm"], "did you mean"),
+        (["train", "tiny"], "did you mean tiny-ar, tiny-mdlm, tiny-mcdlm,"),
         (["train", "nowhere.json"], "there is no nowhere.json"),
-        (["train", "tiny-mdlm", "--data", "nowhere"], "cdlm prepare"),
+        (
+            ["train", "tiny-mdlm", "--data", "nowhere"],
+            "no folder nowhere; make it first, with: cdlm prepare FILE --out nowh",
+        ),
         (["train", "tiny-mdlm", "--metod", "ar"], "--method"),
         (["train", "tiny-mdlm", "--method", "sdtt"], "--init-from"),
         (["plot", "nowhere"], "there is no recipe"),
         (["plot", "docs"], "not the folder of a run"),
         (["sample", "nowhere"], "does not exist"),
         (["sample", "nowhere", "--steps", "0"], "at least 1"),
+        (["sample", "nowhere", "--steps", "0"], "Error parsing cdlm sample:"),
+        (["sample", "nowhere", "--num", "ten"], "takes a whole number; got 'ten'"),
         (["prepare", "nowhere.txt", "--out", "never"], "nowhere.txt"),
+        (["prepare"], "cdlm prepare FILE... --out DIR"),
         (["sampel"], "did you mean sample"),
     ],
 )

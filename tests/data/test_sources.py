@@ -269,12 +269,13 @@ def test_a_dataset_saved_by_the_library_itself(tmp_path: Path) -> None:
     assert documents(Reader(), tmp_path / "saved") == DOCUMENTS
 
 
-@pytest.mark.parametrize(("library", "name"), [("pyarrow", "x.parquet"), ("datasets", "."), ("datasets", "a/b")])
+@pytest.mark.parametrize(("library", "name"), [("pyarrow", "x.parquet"), ("datasets", "saved"), ("datasets", "a/b")])
 def test_a_missing_library_is_named(library: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    (tmp_path / "saved").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceError, match=rf"needs .*{library}.* pip install 'cdlm\[data\]'"):
+    with pytest.raises(SourceError, match=rf'needs .*{library}.* pip install -c constraints.txt -e "\.\[data\]"'):
         documents(Reader(), name)
 
 
@@ -346,6 +347,35 @@ def test_compressed_files_cut_short_are_named(suffix: str, tmp_path: Path) -> No
 def test_files_that_are_not_there(name: str) -> None:
     with pytest.raises(SourceError, match=f"there is no file {name}; a hub dataset is written as owner/name"):
         kind_of(name)
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0", b"\x7fELF\x02\x01\x01\0"])
+def test_a_file_that_is_not_text(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(data)
+    with pytest.raises(SourceError, match=r"x.bin is not text; give .txt, .md or .jsonl"):
+        kind_of(str(tmp_path / "x.bin"))
+
+
+def test_half_a_character_at_the_end_of_the_look_is_still_text(tmp_path: Path) -> None:
+    (tmp_path / "x.doc").write_bytes(b"a" * 4095 + "é".encode())
+    with pytest.raises(SourceError, match=r"cannot tell what .*x.doc is; rename it"):
+        kind_of(str(tmp_path / "x.doc"))
+
+
+def test_markdown_is_text(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# A title\n\nSome text\n")
+    assert documents(Reader(), tmp_path / "notes.md") == ["# A title\n\nSome text"]
+
+
+def test_a_folder_of_texts_is_told_to_name_them(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    assert kind_of(str(books)) == "folder"
+    (books / "a.txt").write_text("a")
+    with pytest.raises(SourceError, match=r"books is a folder; name the files in it: .*books/\*.txt$"):
+        kind_of(str(books))
+    (books / "state.json").write_text("{}")  # as a saved dataset has
+    assert kind_of(str(books)) == "folder"
 
 
 def test_a_file_of_unknown_kind(tmp_path: Path) -> None:

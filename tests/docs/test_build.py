@@ -38,8 +38,22 @@ def test_the_site_is_whole(builder: ModuleType, tmp_path: Path) -> None:
     assert 'src="moons.png"' in front
     assert 'href="idea.html"' in front
     assert front.count("aria-current") == 1
+    assert "<title>CDLM</title>" in front
+    assert "<title>Questions · CDLM</title>" in (tmp_path / "faq.html").read_text()
     assert "needs: hub" not in (tmp_path / "harness.html").read_text()
     assert "prefers-color-scheme: dark" in (tmp_path / "style.css").read_text()
+
+
+def test_the_list_of_pages_is_folded_where_there_is_little_room(builder: ModuleType, tmp_path: Path) -> None:
+    """By HTML, so that keys open it; a wide screen shows it by CSS, and only then takes its button away."""
+    builder.build(ROOT, tmp_path)
+    for page in tmp_path.rglob("*.html"):
+        (inside,) = re.findall(r"<nav[^>]*><details><summary>Pages</summary>(.*?)</details></nav>", page.read_text())
+        assert inside.count("<a ") == 1 + len(list((ROOT / "docs").glob("*.md")))
+    style = (tmp_path / "style.css").read_text()
+    wide = style[style.index("@media (min-width") :]
+    assert wide.index("@supports selector(::details-content)") < wide.index("summary { display: none; }")
+    assert style.count("summary { display: none; }") == 1
 
 
 @pytest.mark.parametrize(

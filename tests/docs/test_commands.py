@@ -2,7 +2,8 @@
 
 Each page has a folder of its own with a small corpus; runs that it speaks of but does not train are there already, tiny
 ones under those names. Lines run in a shell, as printed. What would take long gets the flags of SHORTER at its end, the
-studio a port that is free, and nothing else is changed. A comment before a block leaves it out:
+studio a port that is free; `pip` does nothing, `make TARGET` only says what it would do. Nothing else is changed. A
+comment before a block leaves it out:
 
     <!-- needs: gpu -->  (or hub, cluster, judge, browser)      <!-- not run: why -->
 
@@ -29,7 +30,7 @@ from ..zygote import home
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS = ("cdlm", "python", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
+WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
 NEEDS = ("gpu", "hub", "cluster", "judge", "browser")
 
 QUICK = (
@@ -155,6 +156,8 @@ def shell() -> Shell:
     curl = home() / "bin" / "curl"
     curl.write_text(f'#!/bin/sh\nexec {shutil.which("curl") or "curl"} -sS --fail-with-body "$@"\n')
     curl.chmod(0o755)
+    if make := shutil.which("make"):
+        (home() / "bin" / "make").write_text(f'#!/bin/sh\nexec {make} -n --no-print-directory -C {ROOT} "$@"\n')
     return Shell(home() / "bin", home() / "door")
 
 
@@ -221,6 +224,7 @@ def test_a_page_runs_as_it_is_printed(page: Path, shell: Shell, made: Path, tmp_
         "    cdlm sample nowhere | cat",
         "```python\n1 / 0\n```",
         "    cdlm studio nowhere\n    curl localhost:8000/health",
+        pytest.param("    make nothing", marks=pytest.mark.skipif(not shutil.which("make"), reason="there is no make")),
     ],
 )
 def test_a_page_that_is_wrong_fails(text: str, shell: Shell, tmp_path: Path) -> None:

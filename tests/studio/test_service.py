@@ -6,7 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -18,10 +18,11 @@ from starlette.testclient import TestClient
 
 from cdlm.eval.grid import EvalConfig
 from cdlm.eval.suite import evaluate
+from cdlm.sample import Sampling
 from cdlm.studio import app as service
 from cdlm.studio.app import BODY, create_app
 from cdlm.studio.jobs import Desk, Job
-from cdlm.studio.schema import Infill, Limits
+from cdlm.studio.schema import Completion, Infill, Limits
 from cdlm.studio.writing import order
 
 from ..eval.suites import QUIET
@@ -116,6 +117,22 @@ def test_infilling_text_and_tokens(client: TestClient) -> None:
     assert again["text"] == BPE.decode(again["tokens"])
     assert "".join(again["pieces"]) == again["text"]
     assert BPE.eos not in again["tokens"][1:3]
+
+
+@pytest.mark.parametrize("name", ["masked", "uniform"])
+def test_the_first_frame_says_what_is_given_and_it_stays(client: TestClient, name: str) -> None:
+    asked = {"model": name, "text": "the ___ sat on the mat", "width": 3, "steps": 4, "stream": True}
+    frames = [data for kind, data in events(client.post("/v1/infill", json=asked).text) if kind == "frame"]
+    given = frames[0]["texts"][0]["given"]
+    pieces = [[frame["texts"][0]["pieces"][place] for place in given] for frame in frames]
+    assert "".join(pieces[0]).split() == ["the", "sat", "on", "the", "mat"]
+    assert len(frames[0]["texts"][0]["pieces"]) == len(given) + 3
+    assert all(shown == pieces[0] for shown in pieces)
+    assert "given" not in frames[1]["texts"][0]
+    tokens = client.post("/v1/infill", json={**asked, "stream": False}).json()["choices"][0]["tokens"]
+    again = {"model": name, "tokens": tokens, "masked": [1, 3], "steps": 4, "stream": True}
+    (first, *_) = (data for kind, data in events(client.post("/v1/infill", json=again).text) if kind == "frame")
+    assert first["texts"][0]["given"] == [place for place in range(len(tokens)) if place not in (1, 3)]
 
 
 def test_the_token_that_begins_a_block_is_not_shown(client: TestClient) -> None:
@@ -341,4 +358,39 @@ def test_the_description_names_every_path(client: TestClient) -> None:
         assert set(paths[path]["post"]["responses"]) == set(map(str, (200, 400, 401, 404, 409, 413, 422, 429)))
     stop = paths["/v1/jobs/{job}"]["delete"]
     assert set(stop["responses"]) == {"204", "401", "404"}
-    assert stop["parameters"] == [{"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}]
+    (named,) = stop["parameters"]
+    assert (named["name"], named["in"], named["schema"]) == ("job", "path", {"type": "string"})
+
+
+def test_everything_in_the_description_is_described(client: TestClient) -> None:
+    description = client.get("/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    assert {"Completion", "Infill", "Written", "ModelCard", "Health", "Limits", "Problem"} < set(schemas)
+    said = [
+        (f"{name}.{key}", value) for name, one in schemas.items() for key, value in one.get("properties", {}).items()
+    ]
+    calls = [(f"{path} {kind}", one) for path, kinds in description["paths"].items() for kind, one in kinds.items()]
+    said += [(f"{where} {one['name']}", one) for where, call in calls for one in call.get("parameters", [])]
+    assert [where for where, one in said + calls if not one.get("description")] == []
+
+
+def test_the_choices_of_a_setting_are_those_of_the_sampler(client: TestClient) -> None:
+    """The page fills its menus from here, so that a new order shows up by itself."""
+    settings = client.get("/openapi.json").json()["components"]["schemas"]["Completion"]["properties"]
+    hints = get_type_hints(Sampling)
+    for name in ("order", "tail", "corrector"):
+        assert settings[name]["enum"] == list(get_args(hints[name]))
+        assert settings[name]["default"] == getattr(Sampling(), name)
+
+
+def test_refusals_name_the_fields_of_a_request_and_no_flags() -> None:
+    model, limits = MODELS["masked"], Limits()
+    for asked in (
+        Completion(prompt="the cat " * 40),
+        Completion(prompt="", max_tokens=(model.length or 64) * 2),
+        Completion(prompt="the cat sat on the mat. a dog", max_tokens=3),
+    ):
+        with pytest.raises(ValueError, match="tokens") as refused:
+            order(asked, model, limits)
+        assert "--" not in str(refused.value)
+        assert "block" not in str(refused.value)

@@ -177,8 +177,25 @@ def test_init_from_must_fit(recipe, tmp_path: Path) -> None:
         )
     with pytest.raises(ValueError, match="does not fit: its architecture"):
         train(recipe("mcdlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, blocks=3)))
-    with pytest.raises(ValueError, match="does not exist; train that run first"):
+    with pytest.raises(ValueError, match="nowhere, which does not exist; train that run first, or name another"):
         train(recipe("mcdlm", init_from=tmp_path / "nowhere"))
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = "cdlm train tiny-mdlm --data data"
+    for base, advice in (
+        ("runs/tiny-mdlm", f"^new starts from runs/tiny-mdlm, .*first: {first}, or"),
+        ("x", "first, or"),
+    ):
+        with pytest.raises(ValueError, match=advice):
+            train(recipe("mcdlm", init_from=Path(base), out=tmp_path / "new"))
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="first, or"):
+        train(recipe("mcdlm", init_from=Path("x"), out=tmp_path / "new"))
+    assert (tmp_path / "new" / "notes.txt").read_text() == "mine"
 
 
 def test_a_public_mdlm_checkpoint_can_be_distilled(peers: Path, corpus: Path, recipe) -> None:

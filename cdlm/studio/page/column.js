@@ -3,10 +3,7 @@
 import { cancelJob, stream } from "./api.js";
 import { Story } from "./story.js";
 
-const WHY_NOT = {
-  uniform: "No marking here: this model has no blanks, and may change any word on the way.",
-  none: "No marking here: this model writes from left to right, and cannot fill in the middle.",
-};
+const WHY_NOT = "No marking here: this model writes from left to right, and cannot fill in the middle.";
 const MASK_WIDTH = 4; // characters, while nobody knows what will stand there
 
 export class Column {
@@ -89,7 +86,7 @@ export class Column {
   // Writing
 
   /** Streams one text. The old one stays until the new one begins. Resolves to whether it was finished. */
-  async run(path, body, expected, given) {
+  async run(path, body, expected) {
     this.cancel();
     const controller = new AbortController();
     this.controller = controller;
@@ -103,13 +100,13 @@ export class Column {
           this.job = data.id;
           this.setState("waiting", data.position > 0 ? `waiting, ${data.position} before it` : "waiting");
         } else if (event === "frame") {
-          if (!begun) this.begin(new Story(expected, given));
+          if (!begun) this.begin(new Story(expected));
           begun = true;
           this.story.add(data, data.texts[0]);
           this.showStats({ evaluations: data.evaluations[0], seconds: data.seconds });
           if (data.step === 0) this.show(0);
         } else if (event === "done") {
-          if (!begun) this.begin(new Story(expected, given));
+          if (!begun) this.begin(new Story(expected));
           this.finish(data);
         }
       }
@@ -219,11 +216,11 @@ export class Column {
 
   /** Tokens can be marked once the text is finished and its end is shown. */
   get editable() {
-    return Boolean(this.choice) && !this.busy && this.model.process === "masked" && this.at >= this.story.last;
+    return Boolean(this.choice) && !this.busy && this.model.process !== "none" && this.at >= this.story.last;
   }
 
   refresh() {
-    const why = WHY_NOT[this.model.process];
+    const why = this.model.process === "none" ? WHY_NOT : null;
     const editable = this.editable;
     const rewrite = this.part("rewrite");
     this.text.classList.toggle("editable", editable);

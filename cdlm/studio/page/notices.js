@@ -6,6 +6,7 @@ document.getElementById("error-close").addEventListener("click", hideError);
 export function showError(message) {
   document.getElementById("error-text").textContent = message;
   box.hidden = false;
+  box.scrollIntoView({ block: "nearest" }); // on a phone one is far below, at the text
   say("");
 }
 

@@ -1,13 +1,11 @@
 // How one text came to be: for every position, what stood there from which step on.
 
 export class Story {
-  /** `given` says which positions of frame 0 (its pieces) are given rather than noise. */
-  constructor(expected, given) {
+  constructor(expected) {
     this.positions = []; // position -> [{step, since, piece, probability, given}]; step: shown from; since: drawn at
     this.last = 0; // the last step that has arrived
     this.expected = expected; // steps to come, where the server does not say
     this.steps = null;
-    this.given = given;
   }
 
   get length() {
@@ -19,15 +17,17 @@ export class Story {
     return Math.max(this.steps ?? this.expected, this.last, 1);
   }
 
-  add({ step, steps }, { pieces, changed }) {
+  /** The first frame says which positions are `given`; whatever else it shows is noise. */
+  add({ step, steps }, { pieces, changed, given = [] }) {
     const drawn = new Map(changed);
-    const given = this.length === 0 ? this.given(pieces) : null;
+    const first = this.length === 0;
+    const kept = new Set(given);
     pieces.forEach((piece, i) => {
       const history = (this.positions[i] ??= []);
       const before = history.at(-1);
       if (!before || drawn.has(i)) {
-        const since = drawn.has(i) || given === null ? step : 0;
-        history.push({ step, since, piece, probability: drawn.get(i) ?? null, given: since === 0 && Boolean(given?.[i]) });
+        const since = drawn.has(i) || !first ? step : 0;
+        history.push({ step, since, piece, probability: drawn.get(i) ?? null, given: kept.has(i) });
       } else if (before.piece !== piece) {
         // The same token looks different once its neighbours complete a character of several bytes.
         history.push({ ...before, step, piece });

@@ -46,9 +46,9 @@ document.getElementById("theme").addEventListener("click", () => {
 if (matchMedia("(max-width: 60rem)").matches) document.getElementById("more").open = false;
 
 try {
-  const [models, limits] = await Promise.all([get("/v1/models"), get("/v1/limits")]);
+  const [models, limits, service] = await Promise.all(["/v1/models", "/v1/limits", "/openapi.json"].map(get));
   if (models.data.length === 0) throw new Error("The server has no models.");
-  startWrite(models.data, limits);
+  startWrite(models.data, limits, service.components.schemas.Completion.properties);
 } catch (error) {
   showError(error.message);
 }

@@ -8,7 +8,8 @@ const BLANK = /___|\[MASK(:\d+)?\]/;
 const CERTAIN = ["probability", "margin", "entropy-bound"]; // orders that leave nothing for a tail
 const $ = (id) => document.getElementById(id);
 
-export function startWrite(models, limits) {
+/** `asks` describes what a request may say, setting by setting. */
+export function startWrite(models, limits, asks) {
   const columns = [0, 1].map((index) => new Column(index, models, { changed: refresh, rewrite }));
   const active = () => ($("two-columns").checked ? columns : columns.slice(0, 1));
   const player = new Player(active, { scrub: $("scrub"), play: $("play"), readout: $("scrub-value") });
@@ -16,6 +17,11 @@ export function startWrite(models, limits) {
   $("two-columns").checked = models.length > 1;
   $("steps").max = Math.floor(Math.log2(limits.steps));
   $("length").max = limits.length;
+  for (const name of ["order", "tail"]) {
+    const { enum: words, default: usual } = asks[name];
+    $(name).replaceChildren(...words.map((word) => new Option(word, word, word === usual, word === usual)));
+  }
+  for (const name of ["temperature", "top-p", "seed"]) pair($(`${name}-slider`), $(name));
   drawLegend();
   refresh();
 
@@ -28,7 +34,7 @@ export function startWrite(models, limits) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("settings").requestSubmit();
   });
   $("cancel").addEventListener("click", () => columns.forEach((column) => column.cancel()));
-  $("dice").addEventListener("click", () => ($("seed").value = Math.floor(Math.random() * 1e6)));
+  $("dice").addEventListener("click", () => enter($("seed"), Math.floor(Math.random() * 1e6)));
   $("two-columns").addEventListener("change", () => {
     if (!$("two-columns").checked) columns[1].cancel();
     refresh();
@@ -64,20 +70,19 @@ export function startWrite(models, limits) {
   async function generate() {
     const prompt = $("prompt").value;
     const infill = BLANK.test(prompt);
-    const able = active().filter((column) => !infill || column.model.process === "masked");
+    const able = active().filter((column) => !infill || column.model.process !== "none");
     hideError();
     if (able.length === 0) {
-      showError("Only masked models fill in blanks: choose one, or write a prompt without ___ and [MASK].");
+      showError("A model that writes from left to right cannot fill in blanks: choose another, or leave out ___ and [MASK].");
       return;
     }
     for (const column of active()) if (!able.includes(column)) column.clear();
     await write(able, (column) => {
       const { model } = column;
       const length = $("length").value === "" ? null : Number($("length").value);
-      const given = model.process === "uniform" ? (pieces) => prefix(pieces, prompt) : shown;
       const body = infill ? { text: prompt, width: Number($("width").value) } : { prompt, max_tokens: length };
       const path = infill ? "/v1/infill" : "/v1/completions";
-      return column.run(path, { ...settings(model), ...body }, length ?? (model.length || limits.length), given);
+      return column.run(path, { ...settings(model), ...body }, length ?? (model.length || limits.length));
     });
   }
 
@@ -87,7 +92,7 @@ export function startWrite(models, limits) {
     // Another seed each time, or the same marks would bring back the same words.
     const seed = (Number($("seed").value) + ++column.rewrites) % 2 ** 31;
     const body = { ...settings(column.model), tokens: column.choice.tokens, masked, seed };
-    await write([column], () => column.run("/v1/infill", body, masked.length, shown));
+    await write([column], () => column.run("/v1/infill", body, masked.length));
   }
 
   async function write(chosen, run) {
@@ -116,10 +121,12 @@ export function startWrite(models, limits) {
     $("guidance").disabled = $("order").disabled;
     $("guidance").title = $("guidance").disabled ? "Only masked models know a blank text" : "Lean on the context: 0.5 or 1";
     $("tail").disabled = !chosen.some(tailed);
-    $("order").title = $("order").disabled ? "Only masked models can choose their order" : "Which blanks are filled first";
+    $("order").title = $("order").disabled ? "Only masked models can choose their order" : asks.order.description;
+    $("tail").title = asks.tail.description;
     $("legend-noise").hidden = !chosen.some(({ process }) => process === "uniform");
     $("width-field").hidden = !infill;
     $("width").disabled = !infill;
+    $("length-field").hidden = infill;
     $("length").disabled = infill;
     $("prompt-hint").textContent = hint(infill, $("prompt").value);
     player.refresh();
@@ -144,15 +151,25 @@ function hint(infill, prompt) {
   return prompt ? "The text will be continued." : "Empty: the model writes whatever it likes.";
 }
 
-/** Everything visible before the first step was given. */
-function shown(pieces) {
-  return pieces.map((piece) => piece !== null);
+/** A slider and a box for one number: the slider has the usual ones, the box any. Arrows move both by the slider's step. */
+function pair(slider, box) {
+  slider.addEventListener("input", () => (box.value = slider.value));
+  box.addEventListener("input", () => {
+    if (box.value !== "") slider.value = box.value;
+  });
+  box.addEventListener("keydown", (event) => {
+    const way = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    if (!way) return;
+    const next = Number((Number(box.value) + way * slider.step).toFixed(4));
+    enter(box, Math.min(box.max, Math.max(box.min, next)));
+    event.preventDefault();
+  });
 }
 
-/** Under the uniform process noise is visible too: given are the pieces that spell the prompt. */
-function prefix(pieces, prompt) {
-  let spelt = "";
-  return pieces.map((piece) => prompt.startsWith((spelt += piece)));
+/** As if it had been typed. */
+function enter(box, value) {
+  box.value = value;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 function drawLegend() {
