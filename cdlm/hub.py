@@ -231,7 +231,7 @@ def _check_id(name: str) -> None:
         raise ValueError(f"a repository of the model hub is owner/name; got {name!r}")
 
 
-_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm, to be installed from its checkout."""
+_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
 
 from cdlm.model.hf import CDLMConfig, CDLMForMaskedLM
 
