@@ -1,5 +1,6 @@
 """A text as a picture that moves: at every step it shows what the sampler had then, and a browser agrees."""
 
+import os
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -119,9 +120,12 @@ def test_the_command_draws_the_first_text_and_refuses_to_overwrite(tmp_path: Pat
         SampleConfig(model=str(folder), animate=tmp_path / "none" / "text.svg")
 
 
-@pytest.mark.skipif(BROWSER is None, reason="the picture is looked at in Chromium: apt-get install chromium")
+@pytest.mark.skipif(
+    BROWSER is None and os.environ.get("CDLM_BROWSER") != "required",
+    reason="the picture is looked at in Chromium: apt-get install chromium",
+)
 def test_a_browser_shows_each_step_in_its_time() -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     model = small("masked", "bpe")
     picture, states = drawn(model, model.continuations(["the cat"], length=24)[0])
     last = len(states) - 1
