@@ -455,3 +455,17 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, address: str,
     light = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
     assert (sum(light) > 380) == (scheme == "light")
     context.close()
+
+
+def test_on_a_phone_an_error_is_in_sight(browser: Any, address: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 600}, has_touch=True)
+    page = context.new_page()
+    page.goto(address)
+    choose(page, 4)
+    page.click("#generate")
+    finished(page)
+    choose(page, 4, prompt="the cat sat on the mat. " * 20)
+    page.click("#generate")
+    playwright.expect(page.locator("#error")).to_contain_text("no room")
+    playwright.expect(page.locator("#error")).to_be_in_viewport()
+    context.close()
