@@ -6,6 +6,8 @@ from pathlib import Path
 
 WAIT = 5.0
 """Seconds for the hub to answer at all."""
+NEEDED = ["*.json", "*.safetensors", "merges.txt"]
+"""All that `cdlm.load` fetches."""
 
 
 def folder_of(source: str | Path) -> Path:
@@ -23,7 +25,7 @@ def folder_of(source: str | Path) -> Path:
             f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
         ) from None
     try:
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
+        return Path(snapshot_download(str(source), allow_patterns=NEEDED))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
             f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"

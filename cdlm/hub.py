@@ -17,7 +17,7 @@ import torch
 from cdlm import __version__
 from cdlm.devices import Dtype
 from cdlm.eval.results import Row
-from cdlm.fetch import reason
+from cdlm.fetch import NEEDED, reason
 from cdlm.files import read_object
 from cdlm.methods import METHODS
 from cdlm.model import pretrained
@@ -25,7 +25,6 @@ from cdlm.model.denoiser import Denoiser
 
 CODE = "modeling_cdlm.py"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-NEEDED = ["*.json", "*.safetensors", "merges.txt"]  # all that `cdlm.load` fetches
 PATTERNS = [*NEEDED, "README.md", CODE]
 _HEAD = ["---", "library_name: cdlm", "pipeline_tag: text-generation", "tags:", "- discrete-diffusion", "---", ""]
 """How a card begins; by this it is known again."""
