@@ -163,3 +163,8 @@ def _can_write(text: str, tokenizer: Tokenizer) -> bool:
 
 def _words(tokenizer: Tokenizer) -> bool:
     return tokenizer.model is not None
+
+
+def trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
+    """Up to the first end of text that was written; the end itself is left out."""
+    return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cdlm.data.tokenizer import Tokenizer
+from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised
+from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised, trimmed
 from cdlm.fetch import folder_of
 from cdlm.files import read_object
 from cdlm.model import pretrained
@@ -36,7 +36,6 @@ from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
 MASK = "░"
-_WORDS = ("tokenizer.json", "vocab.json")
 _PADDED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
 MOST = 1_000_000
 """Texts of one call."""
@@ -145,7 +144,7 @@ class Model:
         text = {"length": self.length, "posterior": self.posterior, "framed": self.framed}
         about = {"text": text, "trained": self.trained}
         out = write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
-        if not any((out / name).is_file() for name in _WORDS):
+        if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the folder
         return out
 
@@ -319,7 +318,7 @@ def load(
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
     denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
-    words = _tokenizer(folder, tokenizer)
+    words = tokenizer_of(folder, tokenizer)
     if not words.vocab_size <= denoiser.vocab < words.vocab_size + _PADDED:
         raise ValueError(
             f"the tokenizer has {words.vocab_size} tokens and {source} {denoiser.vocab}: they do not belong together"
@@ -371,22 +370,6 @@ def _peers_length(config: dict[str, Any]) -> int:
     return int(config.get("model_length") or (model.get("length", 0) if isinstance(model, dict) else 0))
 
 
-def _tokenizer(folder: Path, given: str | Path | None) -> Tokenizer:
-    """The folder's own; the given one where it has none."""
-    if any((folder / name).is_file() for name in _WORDS):
-        return Tokenizer.load(folder)
-    if given is None and (folder.parent / "moons.json").is_file():
-        raise ValueError(
-            f"{folder} is a model of two moons and writes no text; for one that does: cdlm train tiny-mcdlm --data data"
-        )
-    if given is None:
-        raise ValueError(
-            f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
-            "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
-        )
-    return Tokenizer.load(given)
-
-
 def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
     return seeded(operator.index(seed), "sample", batch=total, rows=torch.tensor(rows))
 
@@ -411,8 +394,3 @@ def _times(drafts: list[Draft], num: int) -> list[Draft]:
     if not drafts:
         raise ValueError("there is nothing to write: no prompt was given")
     return [draft for draft in drafts for _ in range(num)]
-
-
-def trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
-    """Up to the first end of text that was written; the end itself is left out."""
-    return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)

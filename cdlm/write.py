@@ -20,10 +20,10 @@ from rich.text import Text as Line
 
 from cdlm.animate import animation
 from cdlm.devices import Device, Dtype, few_threads
-from cdlm.draft import Draft, has_blanks
+from cdlm.draft import Draft, has_blanks, trimmed
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling, State
-from cdlm.text import MOST, Frame, Model, Text, load, trimmed
+from cdlm.text import MOST, Frame, Model, Text, load
 
 KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill", "rewrite")
 

@@ -191,73 +191,7 @@ TEMPLATE = """\
 # The list of pages is a <details> that is closed. On wide screens its content is shown all the same, and its button is
 # not; a browser too old for that (no ::details-content) keeps the button. What can be scrolled sideways has a shadow
 # where it goes on: two covers that move with the content lie over two shadows that do not.
-STYLE = """\
-:root {
-  color-scheme: light dark;
-  --paper: #fff; --ink: #1d2127; --soft: #5b6470; --line: #dfe3e8; --shade: #f5f6f8; --link: #2a5db0;
-  --edge: #0003;
-}
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #15181c; --ink: #dde2e8; --soft: #97a1ad; --line: #2d333b; --shade: #1d2126; --link: #86b1ff; }
-  :root { --edge: #000a; }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.6 system-ui, sans-serif;
-  display: grid; grid-template-columns: 15rem minmax(0, 1fr);
-}
-nav { padding: 1.5rem 1rem; border-right: 1px solid var(--line); }
-nav { height: 100vh; position: sticky; top: 0; overflow: auto; }
-nav h2 { font-size: .75rem; text-transform: uppercase; letter-spacing: .06em; color: var(--soft); }
-nav h2 { margin: 1.2rem 0 .3rem; }
-nav ul { list-style: none; margin: 0; padding: 0; }
-nav a { display: block; padding: .15rem .5rem; border-radius: 4px; }
-nav a { color: var(--ink); text-decoration: none; font-size: .9rem; }
-nav a:hover { background: var(--shade); }
-nav a[aria-current] { background: var(--shade); font-weight: 600; }
-nav summary { cursor: pointer; font-weight: 600; padding: .3rem .5rem; border-radius: 4px; }
-nav summary:hover { background: var(--shade); }
-main { padding: 2rem 2rem 5rem; max-width: 66rem; }
-main > p, main > ul, main > ol, main > blockquote { max-width: 56rem; }
-h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 .6em; }
-h1 { margin-top: 0; font-size: 1.9rem; }
-h2 { font-size: 1.35rem; }
-h3 { font-size: 1.1rem; }
-a { color: var(--link); }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
-code { font: .875em/1.5 ui-monospace, Menlo, Consolas, monospace; }
-code { background: var(--shade); border-radius: 3px; padding: .1em .3em; }
-pre { border: 1px solid var(--line); border-radius: 6px; }
-pre { padding: .8rem 1rem; line-height: 1.5; }
-pre code { background: none; padding: 0; font-size: .8rem; }
-pre, .wide { --ground: var(--paper); overflow-x: auto; scrollbar-width: thin; background-color: var(--ground); }
-pre, .wide { background-image: linear-gradient(90deg, var(--ground) 40%, transparent),
-  linear-gradient(270deg, var(--ground) 40%, transparent),
-  linear-gradient(90deg, var(--edge), transparent), linear-gradient(270deg, var(--edge), transparent); }
-pre, .wide { background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
-pre, .wide { background-position: left, right, left, right; }
-pre, .wide { background-size: 2.5rem 100%, 2.5rem 100%, .8rem 100%, .8rem 100%; }
-pre { --ground: var(--shade); }
-table { border-collapse: collapse; font-size: .9rem; margin: 1rem 0; }
-th, td { border-bottom: 1px solid var(--line); padding: .35rem .8rem .35rem 0; text-align: left; vertical-align: top; }
-blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--line); color: var(--soft); }
-.skip { position: absolute; left: -99rem; }
-.skip:focus { left: 1rem; top: 1rem; background: var(--paper); padding: .5rem; }
-:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
-@media (max-width: 50rem) {
-  body { display: block; }
-  nav { position: static; height: auto; border-right: 0; border-bottom: 1px solid var(--line); padding: .5rem; }
-  nav h2 { margin-left: .5rem; }
-  nav a { padding: .4rem .5rem; }
-  main { padding: 1.5rem 1rem 4rem; }
-}
-@media (min-width: 50.01rem) {
-  @supports selector(::details-content) {
-    nav summary { display: none; }
-    nav details::details-content { content-visibility: visible; display: block; }
-  }
-}
-"""
+STYLE = (DOCS / "site.css").read_text()
 
 
 def api() -> str:

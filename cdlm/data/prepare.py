@@ -27,6 +27,7 @@ from rich.table import Table
 
 from cdlm import __version__
 from cdlm.data.corpora import SOURCES, Corpus
+from cdlm.data.holdout import characters_held, cut_in_two, documents_held, too_few
 from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Errors, Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
@@ -38,8 +39,6 @@ Ids = NDArray[np.unsignedinteger[Any]]
 SAMPLE = 64_000_000
 """Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
 _CHUNK = 1 << 19
-_SHARE = 0.01
-_REACH = 4096
 _WRITTEN = {"train.bin", "valid.bin", FILE, META}
 
 
@@ -152,12 +151,16 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
                 progress.update(task, total=progress.tasks[task].completed)
 
         whole = _count(read("counting", config.files), config.files)
-        documents, held = whole.documents, _held_out(config, whole)
+        apart, validating, held = None, 0, 0
         if config.valid:
-            apart, validating = _count(read("counting validation", config.valid), config.valid), None
-        else:
-            apart, validating = None, 1 if held else _validation(config, documents)
-        training = documents + bool(held) - validating if validating else None
+            apart = _count(read("counting validation", config.valid), config.valid)
+        elif whole.documents == 1 and not config.valid_documents:
+            held = characters_held(whole.characters, config.valid_share)
+        if held:
+            validating = 1
+        elif not config.valid:
+            validating = documents_held(whole.documents, config.valid_documents, config.valid_share)
+        training = whole.documents + bool(held) - validating if validating else None
         sample = Count()
         if tokenizer is None:
             pieces = Count().take(read("training the tokenizer", config.files, whole.characters, held), training)
@@ -170,7 +173,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
         if apart or validating:
             splits["valid"] = _write(folder / "valid.bin", stream, None, tokenizer, config)
         if held and not splits["valid"].documents:  # one of its two parts is blank
-            raise _too_few(1, 1)
+            raise too_few(1, 1)
         meta = Meta(
             version=FORMAT,
             dtype=_dtype(tokenizer),
@@ -228,49 +231,6 @@ def _count(pieces: Iterator[Piece], files: tuple[str, ...]) -> Count:
     if not seen.documents:
         raise ValueError(f"no documents in {', '.join(files)} ({seen.empty} empty ones); see --source and --field")
     return seen
-
-
-def _validation(config: PrepareConfig, documents: int) -> int:
-    share = _share(config)
-    wanted = config.valid_documents or (max(1, round(share * documents)) if share else 0)
-    if wanted >= documents:
-        raise _too_few(documents, wanted)
-    return wanted
-
-
-def _share(config: PrepareConfig) -> float:
-    return _SHARE if config.valid_share is None else config.valid_share
-
-
-def _too_few(documents: int, wanted: int) -> ValueError:
-    return ValueError(
-        f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
-        'more documents (--source lines takes each line as one, --separator "" cuts at blank lines), a --valid '
-        "FILE, or --valid-share 0 for no validation"
-    )
-
-
-def _held_out(config: PrepareConfig, whole: Count) -> int:
-    """About how many characters at the end of a single document, such as a book, are for validation; 0: documents stay
-    whole."""
-    alone = whole.documents == 1 and not config.valid and not config.valid_documents
-    return round(_share(config) * whole.characters) if alone else 0
-
-
-def cut_in_two(pieces: Iterable[Piece], at: int, reach: int) -> Iterator[Piece]:
-    """A document as two: the cut is at the last line end before character `at`, or else at the last white space, at
-    most `reach` before it; or right there. The white space at the cut is left out."""
-    seen, whole = 0, True
-    for text, last in pieces:
-        if whole and seen + len(text) > at:
-            end = at - seen
-            start = max(0, end - min(reach, _REACH))
-            line = text.rfind("\n", start, end)
-            gap = line if line >= 0 else max((k for k in range(start, end) if text[k].isspace()), default=-1)
-            yield Piece(text[:gap] if gap >= 0 else text[:end], True)
-            text, whole = text[gap + 1 :] if gap >= 0 else text[end:], False
-        yield Piece(text, last)
-        seen += len(text)
 
 
 def _evenly(pieces: Iterable[Piece], total: int, taken: Count) -> Iterator[Piece]:

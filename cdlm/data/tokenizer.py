@@ -135,6 +135,26 @@ class Tokenizer:
         return path
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (FILE, "vocab.json"))
+
+
+def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
+    """That of a model folder; the given one where it has none."""
+    if has_tokenizer(folder):
+        return Tokenizer.load(folder)
+    if given is None and (folder.parent / "moons.json").is_file():
+        raise ValueError(
+            f"{folder} is a model of two moons and writes no text; for one that does: cdlm train tiny-mcdlm --data data"
+        )
+    if given is None:
+        raise ValueError(
+            f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
+            "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
+        )
+    return Tokenizer.load(given)
+
+
 def _as_bytes(text: str) -> bytes:
     """UTF-8, and the raw bytes that Python's `surrogateescape` has put into a text come out as they went in."""
     return text.encode("utf-8", errors="surrogateescape")

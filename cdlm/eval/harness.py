@@ -32,14 +32,14 @@ from rich.progress import track
 from torch import Tensor
 
 from cdlm.devices import Device, Dtype
-from cdlm.draft import HOLE, Draft
+from cdlm.draft import HOLE, Draft, trimmed
 from cdlm.fetch import install
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
 from cdlm.sample import Sampling, last
 from cdlm.sample.generate import STEPS
-from cdlm.text import Model, load, trimmed
+from cdlm.text import Model, load
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
 if importlib.util.find_spec("lm_eval") is None:
