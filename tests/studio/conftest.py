@@ -1,4 +1,4 @@
-"""One studio and one browser for all tests of the page."""
+"""A studio and a browser for the tests of the page, one file at a time: a browser keeps a loop of events running."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from ..eval.suites import QUIET
 from ..writers import BPE, write_model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from .test_serve import get, studio
 
@@ -27,7 +27,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     from .visits import BROWSER, NONE, playwright
 
