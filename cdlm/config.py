@@ -12,6 +12,7 @@ from cdlm.methods import parse_method
 from cdlm.model.dit import Architecture
 from cdlm.schedules import PAPER_STEPS
 
+Optimizer = Literal["adamw", "muon"]
 Parallel = Literal["none", "ddp", "fsdp"]
 Track = Literal["tensorboard", "wandb"]
 
@@ -39,8 +40,10 @@ class RunConfig:
     """Tokens in a sequence."""
     accumulate: int = 1
     """Micro-batches that each process splits its part of a batch into, to save memory."""
+    optimizer: Optimizer = "adamw"
+    """adamw as in the paper, or muon: that for the matrices of the blocks, with adamw for the other weights."""
     lr: float = 3e-4
-    """Peak learning rate of AdamW, held between warm-up and cool-down."""
+    """Peak learning rate, held between warm-up and cool-down; of muon's updates too, made as large as adamw's."""
     warmup: float = 1 / 60
     """Share of the run in which the learning rate rises (2,500 of the paper's 150,000 steps)."""
     cooldown: float = 0.0
@@ -48,7 +51,7 @@ class RunConfig:
     clip: float = 1.0
     """Largest norm of the gradient."""
     weight_decay: float = 0.0
-    """AdamW's weight decay."""
+    """Of either optimiser."""
     average: float = 0.9999
     """Decay of the averaged weights, which are the ones evaluated."""
     reference: int = PAPER_STEPS
@@ -117,6 +120,8 @@ class RunConfig:
             raise ValueError(f"--average is a decay in [0, 1); got {self.average}")
         if self.batch % self.accumulate:
             raise ValueError(f"--batch {self.batch} does not divide into --accumulate {self.accumulate} micro-batches")
+        if self.optimizer == "muon" and self.parallel == "fsdp":
+            raise ValueError("--optimizer muon needs whole matrices, and fsdp splits them: use adamw, or ddp")
         if self.network.causal != (method.process == "none"):
             wrong = "needs" if method.process == "none" else "does not take"
             raise ValueError(f"{method.name} {wrong} a causal network; set --network.causal accordingly")

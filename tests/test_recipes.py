@@ -14,17 +14,19 @@ from cdlm.data.prepare import PrepareConfig, prepare
 from cdlm.model import Denoiser, load, save
 from cdlm.process import masked
 from cdlm.recipes import RECIPES
-from cdlm.train.learner import learning_rate
 from cdlm.train.loop import train
+from cdlm.train.optim import learning_rate
 
 ZOO = [name for name in RECIPES if name.startswith("zoo-")]
 
 
-def test_the_zoo_has_a_pair_that_differs_in_its_method_alone() -> None:
-    assert ZOO == ["zoo-mdlm", "zoo-mcdlm"]
-    one, other = (RECIPES[name].config for name in ZOO)
+def test_the_zoo_has_a_pair_that_differs_in_the_objective_of_its_end_alone() -> None:
+    assert ZOO == ["zoo-base", "zoo-mdlm", "zoo-mcdlm-guided"]
+    base, one, other = (RECIPES[name].config for name in ZOO)
     assert dataclasses.replace(one, method=other.method, out=other.out) == other
-    assert one.steps * one.batch * one.length > 1_000_000_000
+    assert one.init_from == other.init_from == base.out
+    assert (base.steps + one.steps) * one.batch * one.length > 1_000_000_000
+    assert other.method == RECIPES["small-mcdlm-guided"].config.method
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -69,11 +71,16 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
         ),
         Console(quiet=True),
     )
-    config = RECIPES["zoo-mcdlm"].config
-    network = dataclasses.replace(config.network, hidden=32, blocks=2, heads=2, absolute=32)
-    quick = {"steps": 30, "batch": 16, "length": 32, "device": "cpu", "dtype": "float32", "compile": False, "lr": 1e-2}
-    run = dataclasses.replace(config, data=tmp_path / "data", out=tmp_path / "run", network=network, samples=1, **quick)
-    train(run)
+    runs = []
+    for name in ("zoo-base", "zoo-mcdlm-guided"):
+        config = RECIPES[name].config
+        network = dataclasses.replace(config.network, hidden=32, blocks=2, heads=2, absolute=32)
+        quick = {"batch": 16, "length": 32, "device": "cpu", "dtype": "float32", "compile": False, "lr": 1e-2}
+        start = runs[-1].out if runs else None
+        place = {"data": tmp_path / "data", "out": tmp_path / name, "init_from": start}
+        runs.append(dataclasses.replace(config, **place, **quick, network=network, steps=30, samples=1))
+        train(runs[-1])
+    run = runs[-1]
     model = cdlm.load(run.out, "cpu")
     assert model.framed
     assert model.denoiser.shape.tied

@@ -34,6 +34,7 @@ from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import FLOOR, LOG_2, Divergence, jsd, kl, rate_kl, reverse_kl, tv
 from cdlm.objective.target import Prediction, averaged
+from cdlm.sample.shape import mean_law
 from cdlm.types import Index, Pair
 
 Hidden = Float[Tensor, "n d"]
@@ -151,7 +152,8 @@ class _Total(torch.autograd.Function):
                 matrix, shift = goal.network.backbone.head
                 theirs = _padded(_cut(matrix, v), _cut(shift, v), dtype)
                 if goal.blank is not None:
-                    blank = torch.addmm(theirs[1], goal.blank.to(dtype), theirs[0].t())[:, :width]
+                    laws = _log_softmax(torch.addmm(theirs[1], goal.blank.to(dtype), theirs[0].t())[:, :width])
+                    blank = mean_law(laws).to(dtype)
             found = torch.zeros((), dtype=_wide(dtype), device=device)
             for first in range(0, len(one.index), chunk):
                 here = slice(first, first + chunk)

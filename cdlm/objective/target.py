@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
+from cdlm.sample.shape import mean_law
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, number, scaled_decay
 from cdlm.types import Index, LogLaw, Pair
 
@@ -27,19 +28,19 @@ class Prediction(NamedTuple):
     temperature: float = 1.0
     """Below 1 the laws are sharpened."""
     guidance: float = 0.0
-    blank: Float[Tensor, "1 d"] | None = None
-    """The hidden row of a blank text, for guidance as in `sample/shape.py`."""
+    blank: Float[Tensor, "k d"] | None = None
+    """The hidden rows of a blank text, for guidance as in `sample/shape.py`; one where it says the same everywhere."""
     others: tuple[tuple[Float[Tensor, "n d"], Bool[Tensor, "n"]], ...] = ()
     """Hidden rows of other draws, whose laws are averaged with these, except where they say nothing."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
-            blank = None if self.blank is None else self.network.head(self.blank)
+            blank = None if self.blank is None else mean_law(self.network.head(self.blank))
             others = [(self.shaped(self.network.head(rows), blank), silent) for rows, silent in self.others]
             return averaged(self.shaped(self.network.head(self.rows), blank), others).log_softmax(-1)
 
-    def shaped(self, logits: LogLaw, blank: Float[Tensor, "1 v"] | None) -> LogLaw:
+    def shaped(self, logits: LogLaw, blank: Float[Tensor, "v"] | None) -> LogLaw:
         """Guided and sharpened."""
         if blank is not None:
             logits = logits + self.guidance * (logits - blank)
@@ -133,7 +134,7 @@ class Network:
             x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
             alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
         hidden = network.features(x_s, alpha_s)
-        blank = hidden[-1:, 0] if self.guidance else None
+        blank = (hidden[-1, :1] if network.blind else hidden[-1]) if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         at = place.to(dense.device)[dense // l] * l + dense % l
         at = send(at, hidden.device)

@@ -17,7 +17,6 @@ the mixture of exact bridges has the same form with [x_0 = z] for p.
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -30,7 +29,7 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import take
 from cdlm.process.process import Process
 from cdlm.rng import categorical
-from cdlm.sample.shape import Shape
+from cdlm.sample.shape import Shape, mean_law
 from cdlm.types import Index, LogLaw, Time, Tokens, wide
 
 Predictor = Callable[[Tokens, float], LogLaw]
@@ -182,14 +181,14 @@ def is_blank(predict: Predictor, process: Process, x: Tokens) -> bool:
 
 @torch.no_grad()
 def blank_law(predict: Predictor, process: Process, like: Tokens) -> Float[Tensor, "v"]:
-    """What is said of a text of which nothing is known, on average over its positions: how frequent tokens are."""
+    """What the network says of a text of which nothing is known."""
     trunk, logits = split(predict, process)
     x = torch.full_like(like, process.vocab)
     x = x[:, :1] if is_blank(predict, process, x) else x
     t = torch.ones(len(x), dtype=wide(x.device), device=x.device)
     law = logits(trunk(x, t)[0])
     law = law.to(torch.promote_types(law.dtype, torch.float32)).log_softmax(-1)
-    return law.logsumexp(0) - math.log(len(law))
+    return mean_law(law)
 
 
 def chunks(rows: int, vocab: int) -> Iterator[slice]:

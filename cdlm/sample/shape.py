@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import torch
 from jaxtyping import Float
@@ -64,6 +65,11 @@ class Shape:
             best = logits.topk(self.top_k)
             logits = torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
         return _nucleus(logits, self.top_p) if self.top_p < 1 else logits
+
+
+def mean_law(laws: Float[Tensor, "k v"]) -> Float[Tensor, "v"]:
+    """What is said of a blank text on average over its positions: how frequent tokens are. Logarithms in and out."""
+    return laws.logsumexp(0) - math.log(len(laws))
 
 
 def _nucleus(logits: LogLaw, p: float, among: int = 1024) -> LogLaw:

@@ -15,6 +15,7 @@ from cdlm.objective import Objective
 from cdlm.rng import seeded
 from cdlm.schedules import scaled_decay
 from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
+from cdlm.train.optim import Optimizers, descend, learning_rate, moments, optimizers, remember, saved
 from cdlm.types import Tokens
 
 Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
@@ -23,14 +24,14 @@ Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """The state of training: online, target and averaged weights, and the optimiser's."""
+    """The state of training: online, target and averaged weights, and those of the optimisers."""
 
     config: RunConfig
     objective: Objective
     denoiser: Denoiser
     target: Denoiser | None
     average: Denoiser
-    optimizer: torch.optim.AdamW
+    optimizers: Optimizers
     module: torch.nn.Module
     world: World
 
@@ -45,12 +46,7 @@ class Learner:
         }
         if self.denoiser.process is not None:
             state["model"]["prior"] = self.denoiser.process.prior.cpu()
-        moments = ("exp_avg", "exp_avg_sq")
-        state["optimizer"] = {
-            f"{name}.{moment}": whole(self.optimizer.state[parameter][moment])
-            for name, parameter in self.denoiser.named_parameters()
-            for moment in moments
-        }
+        state["optimizer"] = saved(self.optimizers, self.denoiser)
         return state
 
     def spoiled(self) -> list[str]:
@@ -62,9 +58,7 @@ class Learner:
             if network is not None
             for name, tensor in network.state_dict().items()
         }
-        for name, parameter in self.denoiser.named_parameters():
-            moments = self.optimizer.state[parameter].items()
-            held |= {f"optimiser {name}.{moment}": value for moment, value in moments if moment != "step"}
+        held |= {f"optimiser {name}": value for name, value in moments(self.optimizers, self.denoiser).items()}
         finite = torch.stack([torch.isfinite(local(tensor)).all() for tensor in held.values()]).tolist()
         return [name for name, fine in zip(held, finite, strict=True) if not fine]
 
@@ -74,13 +68,7 @@ class Learner:
             if network is not None:
                 for name, tensor in network.state_dict().items():
                     restore(tensor, state[part][name])
-        fused = self.optimizer.defaults["fused"]
-        for name, parameter in self.denoiser.named_parameters():
-            slots = {moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}
-            for moment, slot in slots.items():
-                restore(slot, state["optimizer"][f"{name}.{moment}"])
-            count = torch.tensor(float(step), device=parameter.device if fused else "cpu")
-            self.optimizer.state[parameter] = {"step": count, **slots}
+        remember(self.optimizers, self.denoiser, step, state["optimizer"])
 
 
 def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: World) -> Learner:
@@ -93,19 +81,8 @@ def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: 
     for network in (target, average):
         if network is not None:
             shard_frozen(network, config.parallel)
-    fused = denoiser.device.type == "cuda"
     module = loss_module(denoiser.train(), objective, config.parallel, denoiser.device)
-    optimizer = torch.optim.AdamW(
-        denoiser.parameters(), lr=config.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=config.weight_decay, fused=fused
-    )
-    return Learner(config, objective, denoiser, target, average, optimizer, module, world)
-
-
-def learning_rate(config: RunConfig, step: int) -> float:
-    """A linear rise over the warm-up, then constant, and a linear fall over the cool-down, where there is one."""
-    rise = (step + 1) / max(1.0, config.warmup * config.steps)
-    fall = (config.steps - step) / max(1.0, config.cooldown * config.steps)
-    return config.lr * min(1.0, rise, fall)
+    return Learner(config, objective, denoiser, target, average, optimizers(config, denoiser), module, world)
 
 
 def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:
@@ -124,11 +101,8 @@ def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor
         for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
             seen.setdefault(name, []).append(value)
     settle(learner.module, learner.target, learner.average)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = learning_rate(config, step)
     norm = torch.nn.utils.clip_grad_norm_(learner.denoiser.parameters(), config.clip)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
+    descend(learner.optimizers, learning_rate(config, step))
     if learner.target is not None:
         update(learner.target, learner.denoiser, learner.objective.lam(step))
     decay = scaled_decay(config.average, config.steps, config.reference)

@@ -13,7 +13,8 @@ from cdlm.config import RunConfig, to_json
 from cdlm.fetch import install
 from cdlm.files import naming, write_whole
 from cdlm.train.distributed import mean
-from cdlm.train.learner import Learner, learning_rate
+from cdlm.train.learner import Learner
+from cdlm.train.optim import learning_rate
 
 Sink = Callable[[dict[str, Any]], None]
 

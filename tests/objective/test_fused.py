@@ -27,9 +27,9 @@ PROCESSES = {
 EVERY = {**DIVERGENCES, "reverse_kl, floor": functools.partial(reverse_kl, floor=-3.0)}
 
 
-def nets(process, seed: int = 0):
+def nets(process, seed: int = 0, absolute: int = 0):
     torch.manual_seed(seed)
-    shape = dataclasses.replace(SIZES["tiny"], hidden=16, blocks=1, cond=8, time_conditioning=True)
+    shape = dataclasses.replace(SIZES["tiny"], hidden=16, blocks=1, cond=8, time_conditioning=True, absolute=absolute)
     student = Denoiser(shape, process).double()
     for parameter in student.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -175,16 +175,20 @@ def test_training_takes_the_same_course(name: str, monkeypatch) -> None:
     assert found == pytest.approx(course(), rel=1e-9)
 
 
+@pytest.mark.parametrize("positions", [0, L], ids=["rotary", "learned"])
 @pytest.mark.parametrize("name", ["kl", "jsd", "reverse_kl"])
-def test_a_guided_and_sharpened_target(name):
-    """The fused gradient follows the law that the target says it has, and that law is f^((1 + g) / T) / b^(g / T)."""
+def test_a_guided_and_sharpened_target(name, positions):
+    """The fused gradient follows the law that the target says it has, and that law is f^((1 + g) / T) / b^(g / T); b is
+    the mean law of a blank text over all its positions, which a network with learned ones can tell apart."""
     process, how = masked(V), Network(temperature=0.6, guidance=0.7)
-    student, target = nets(process)
+    student, target = nets(process, absolute=positions)
     t = torch.linspace(0.5, 0.95, B, dtype=torch.float64)
     pair = Bridge(process)(seeded(3, batch=B).integers(L, V), t / 2, t, seeded(3, batch=B))
     (_, (index, goal)) = how(pair, target)
     with torch.no_grad():
-        blank = target.head(target.features(torch.full((1, L), V), process.noise.alpha(torch.ones(1).double())))[0, 0]
+        laws = target.head(target.features(torch.full((1, L), V), process.noise.alpha(torch.ones(1).double())))[0]
+        blank = laws.exp().mean(0).log()
+        assert torch.allclose(laws, blank.expand_as(laws)) == (not positions)
         f = target.head(target.features(pair.x_s, pair.alpha_s)).flatten(0, 1)[index]
     power = (f.exp() ** 1.7 / blank.exp() ** 0.7) ** (1 / 0.6)
     assert torch.allclose(goal.law().exp(), power / power.sum(-1, keepdim=True))

@@ -41,7 +41,7 @@ def poison(state: Learner, where: str, value: float) -> None:
     elif where == "gradient":
         first.register_hook(lambda gradient: gradient + value)
     else:
-        state.optimizer.state[first]["exp_avg_sq"].flatten()[3] = value
+        state.optimizers[0].state[first]["exp_avg_sq"].flatten()[3] = value
 
 
 def assert_finite(run: Path, steps: list[int]) -> None:
