@@ -32,7 +32,7 @@ from rich.progress import track
 from torch import Tensor
 
 from cdlm.devices import Device, Dtype
-from cdlm.draft import HOLE, Draft, trimmed
+from cdlm.draft import HOLE, Draft
 from cdlm.fetch import install
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
@@ -143,7 +143,7 @@ class Harness(LM):
             rng = seeded(self.seed, "harness write", batch=len(part), rows=torch.tensor([rows[k] for k in part]))
             for number, ids in zip(part, last(self.model.states(chosen, how, rng)).x.tolist(), strict=True):
                 context, kwargs = requests[number].args
-                text = drafts[number].text(trimmed(ids, drafts[number], self.model.tokenizer.eos), self.model.show)
+                text = drafts[number].text(self.model.finished(ids, drafts[number]), self.model.show)
                 found[number] = ended(text[len(context) :], kwargs.get("until") or [])
         return found
 

@@ -94,7 +94,8 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
         if world.first:
             flush(config.out / "metrics.jsonl")  # the lines before a checkpoint are as safe as it is
             tokenizer = config.data / "tokenizer.json"
-            about = {"length": config.length, "posterior": method.posterior, "framed": data.meta.packing != "plain"}
+            about: dict[str, Any] = {"length": config.length, "posterior": method.posterior}
+            about |= {"framed": data.meta.packing != "plain", "padded": data.meta.packing == "sentences"}
             how = {"method": config.method, "steps": step, "batch": config.batch, "length": config.length, "from": base}
             model = {**describe(network), "text": about, "trained": how}
             found = checkpoint.Checkpoint(step, tensors, model, to_json(config), best, corpus, tokenizer)

@@ -197,6 +197,14 @@ def test_the_levels_of_a_request_are_stratified() -> None:
     assert sorted(found) == pytest.approx(sorted(either))
 
 
+def alike(some: list[tuple[float, bool]], others: list[tuple[float, bool]]) -> bool:
+    """Up to the last digits, which the shape of a batch may change on some CPUs even in double precision."""
+    numbers, answers = zip(*some, strict=True)
+    return numbers == pytest.approx([value for value, _ in others], rel=1e-12) and answers == tuple(
+        greedy for _, greedy in others
+    )
+
+
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
 def test_a_result_depends_on_the_seed_and_the_request_alone(kind: Kind) -> None:
     contexts = ["the", "the", "a dog", "the cat sat on the mat, and then some more of it", ""]
@@ -204,9 +212,9 @@ def test_a_result_depends_on_the_seed_and_the_request_alone(kind: Kind) -> None:
     asked = [ask(*pair) for pair in zip(contexts, choices, strict=True)]
     model = small(kind)
     one = Harness(model, times=5, batch_size=1).loglikelihood(asked)
-    assert Harness(model, times=5, batch_size=8).loglikelihood(asked[::-1])[::-1] == one
-    assert Harness(model, times=5).loglikelihood(asked[2:3]) == one[2:3]
-    assert (Harness(model, times=5, seed=1).loglikelihood(asked) == one) == (kind == "causal")
+    assert alike(Harness(model, times=5, batch_size=8).loglikelihood(asked[::-1])[::-1], one)
+    assert alike(Harness(model, times=5).loglikelihood(asked[2:3]), one[2:3])
+    assert alike(Harness(model, times=5, seed=1).loglikelihood(asked), one) == (kind == "causal")
     writing = [ask(context, {"do_sample": True, "max_gen_toks": 8}, kind="generate_until") for context in contexts]
     texts = Harness(model, steps=4, batch_size=1).generate_until(writing)
     assert Harness(model, steps=4).generate_until(writing[::-1]) == [texts[k] for k in (4, 3, 2, 0, 1)]
@@ -219,10 +227,10 @@ def test_a_text_is_split_where_its_tokens_are() -> None:
     words = harness.model.tokenizer
     assert len(words.encode(" cat")) == 1
     apart = harness.loglikelihood([ask("the", " cat"), ask("the ", "cat"), ask("the ca", "t")])
-    assert apart[0] == apart[1] == apart[2]
+    assert alike(apart[:2], apart[1:])
     assert math.isfinite(apart[0][0])
     by_bytes = Harness(small("causal")).loglikelihood([ask("the", " cat"), ask("the ", "cat")])
-    assert by_bytes[0] == by_bytes[1]  # as the harness does it: the space is scored
+    assert alike(by_bytes[:1], by_bytes[1:])  # as the harness does it: the space is scored
 
 
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
