@@ -11,7 +11,7 @@ FOR_GPUS := triton cuda-bindings cuda-toolkit $(addprefix nvidia-,cudnn-cu13 cus
 .PHONY: demo test soak gpu bench lint format locked lock audit clean help
 
 help:
-	@echo "make demo    install, train on two moons, draw the paper's first figure (runs/moons/moons.png)"
+	@echo "make demo    install, have two models write, learn two moons, and show it on a page (runs/demo/index.html)"
 	@echo "make test    install and run the tests"
 	@echo "make soak    the tests that take minutes, and the judges they need"
 	@echo "make gpu     the tests that need an accelerator, and the benchmarks"
@@ -21,8 +21,7 @@ help:
 	@echo "make lock    write requirements.lock anew; make audit: compare it with known vulnerabilities"
 
 demo: $(VENV)/.installed
-	$(BIN)/cdlm moons --out runs/moons
-	@echo "next: docs/idea.md says what this shows; then  . $(BIN)/activate  and docs/tutorial.md, from a text file to samples"
+	$(BIN)/cdlm demo --out runs/demo
 
 test: $(VENV)/.developed
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"

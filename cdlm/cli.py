@@ -30,6 +30,21 @@ def moons(arguments: list[str]) -> None:
     run_moons(_parse(MoonsConfig, "moons", arguments), _console())
 
 
+def demo(arguments: list[str]) -> None:
+    """Show what few steps buy: two models side by side, two moons, one page."""
+    from cdlm.demo import DemoConfig, run_demo
+
+    run_demo(_parse(DemoConfig, "demo", arguments), _console())
+
+
+def zoo(arguments: list[str]) -> None:
+    """List the models that come with cdlm, and how each writes best."""
+    from cdlm.show import show_zoo
+
+    _parse(Zoo, "zoo", arguments)
+    show_zoo(_console())
+
+
 def prepare(arguments: list[str]) -> None:
     """Turn text into tokens: .txt, .jsonl, .parquet or a dataset."""
     from cdlm.data.prepare import PrepareConfig
@@ -44,7 +59,7 @@ def recipes(arguments: list[str]) -> None:
     """List the named runs, what each reproduces and what it costs."""
     from cdlm.show import show_recipes
 
-    _parse(Nothing, "recipes", arguments)
+    _parse(Recipes, "recipes", arguments)
     show_recipes(_console())
 
 
@@ -97,10 +112,13 @@ def plot(arguments: list[str]) -> None:
 
 
 def sample(arguments: list[str]) -> None:
-    """Write text with a model or a run, also one that is still training."""
+    """Write text with a model that comes with cdlm, another one, or a run."""
+    from cdlm.sample import Sampling
     from cdlm.write import SampleConfig, write_texts
 
-    write_texts(_parse(SampleConfig, "sample", arguments, positional="model"), _console())
+    words = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
+    given = [field.name for field in dataclasses.fields(Sampling) if field.name in words]
+    write_texts(_parse(SampleConfig, "sample", arguments, positional="model"), _console(), given)
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -150,8 +168,13 @@ def cost(arguments: list[str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nothing:
+class Recipes:
     """List the named runs, what each reproduces and what it costs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Zoo:
+    """List the models that come with cdlm, what each is and how it writes best."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +188,8 @@ class Plot:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "zoo": zoo,
     "methods": methods,
     "moons": moons,
     "recipes": recipes,

@@ -39,11 +39,13 @@ class Draft:
     """After noising, keep the tokens that the noise left alone; under masking they stay anyway."""
     evenly: bool = False
     """Noise exactly the expected number of words, not each with that probability; starts and ends of text stay."""
+    tail: int = 0
+    """Tokens at the end that are not part of the text: the ends of text that fill a block up."""
 
     @property
     def written(self) -> int:
         """Tokens that the model writes."""
-        return len(self.ids) - self.lead if self.level is not None else self.ids.count(HOLE)
+        return len(self.ids) - self.lead - self.tail if self.level is not None else self.ids.count(HOLE)
 
     @property
     def continues(self) -> bool:
@@ -53,7 +55,7 @@ class Draft:
     def text(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
         """The text with its holes filled by `ids`, which may end early (trimmed, or on their way)."""
         if self.level is not None:
-            return decode(ids[self.lead :])
+            return decode(ids[self.lead : len(self.ids) - self.tail])
         text = self.pieces[0]
         for (begin, end), piece in zip(self.holes, self.pieces[1:], strict=True):
             filled = decode(ids[self.begins(ids, begin) : end])
@@ -168,3 +170,19 @@ def _words(tokenizer: Tokenizer) -> bool:
 def trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
     """Up to the first end of text that was written; the end itself is left out."""
     return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)
+
+
+def ended(ids: list[int], draft: Draft, eos: int) -> list[int]:
+    """Up to where ends of text prevail, for texts that are filled up with them: a sampler of few steps may put one into
+    the midst of a text, or a word behind its end; either is left out."""
+    ids = ids[: len(draft.ids) - draft.tail]
+    free = [k >= max(draft.lead, 1) and draft.ids[k] == HOLE for k in range(len(ids))]
+    ends = [one == eos and hole for one, hole in zip(ids, free, strict=True)]
+    first = 1 + max((k for k, hole in enumerate(free) if not hole), default=-1)  # nothing that was given is left out
+    wrong = ends[first:].count(False)  # words behind the end, and ends before it, if it were here
+    least, cut = wrong, first
+    for k in range(first, len(ids)):
+        wrong += 1 if ends[k] else -1
+        if wrong <= least:
+            least, cut = wrong, k + 1
+    return [one for one, end in zip(ids[:cut], ends, strict=False) if not end]

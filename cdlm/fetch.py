@@ -4,6 +4,8 @@ import difflib
 import re
 from pathlib import Path
 
+from cdlm import zoo
+
 WAIT = 5.0
 """Seconds for the hub to answer at all."""
 NEEDED = ["*.json", "*.safetensors", "merges.txt"]
@@ -11,10 +13,13 @@ NEEDED = ["*.json", "*.safetensors", "merges.txt"]
 
 
 def folder_of(source: str | Path) -> Path:
-    """A folder here, or a copy of a repository of the model hub; the hub is not asked for what is meant as a path."""
+    """A folder here, a model that comes with the package, or a copy of a repository of the model hub; the hub is not
+    asked for what is meant as a path."""
     path = Path(source).expanduser()
     if path.exists():
         return path
+    if (known := zoo.folder(str(source))) is not None:
+        return known
     if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         raise ValueError(f"{source} does not exist; {_instead(path)}")
     try:
@@ -65,6 +70,8 @@ def _instead(missing: Path) -> str:
     known = {
         str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
     }
+    if missing.parent == Path("."):
+        known |= {name: name for name in zoo.names()}
     near = [missing.name] * (missing.name in known.values())
     near = near or difflib.get_close_matches(missing.name, known.values(), n=3)
     meant = ", ".join(sorted(path for path, name in known.items() if name in near))
@@ -74,4 +81,5 @@ def _instead(missing: Path) -> str:
     if meant:
         return f"did you mean {meant}?"
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
-    return f"give a folder with config.json and model.safetensors, a run{runs}, or an id of the model hub, owner/name"
+    models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
+    return f"give a folder with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"

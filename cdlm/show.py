@@ -1,4 +1,4 @@
-"""Tables for people: the methods, one step of each, the recipes."""
+"""Tables for people: the methods, one step of each, the recipes, the models that come with the package."""
 
 import dataclasses
 import time
@@ -8,12 +8,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cdlm import zoo
 from cdlm.devices import Device, Dtype, autocast, pick_device, weight_dtype
-from cdlm.methods import METHODS
-from cdlm.model import SIZES, Architecture, Denoiser, frozen_copy
+from cdlm.files import read_object
+from cdlm.methods import METHODS, parse_method
+from cdlm.model import SIZES, Architecture, Denoiser, frozen_copy, pretrained
 from cdlm.objective.divergence import describe
 from cdlm.recipes import RECIPES
 from cdlm.rng import seeded
+from cdlm.sample import flags, sampling_of
 
 GPT2_VOCAB = 50_257
 
@@ -122,3 +125,33 @@ def show_recipes(console: Console) -> None:
         command = f"cdlm train {name} --data DIR" + (f" --init-from {config.init_from}" if config.init_from else "")
         table.add_row(name, recipe.reproduces, command, size, recipe.cost)
     console.print(table)
+
+
+def show_zoo(console: Console) -> None:
+    """The models that come with the package: what they are, how they write best, and where they lie."""
+    table = Table(title="Models that come with cdlm", show_lines=True)
+    for heading in ("model", "trained by", "parameters", "on disk", "tokens seen", "writes best with"):
+        table.add_column(heading, justify="right" if heading in ("parameters", "on disk", "tokens seen") else "left")
+    for name in zoo.names():
+        folder = zoo.HERE / name
+        config = read_object(folder / "config.json")
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        numbers = pretrained.count(folder)
+        trained, chain, seen = config["trained"], [], 0
+        while trained:
+            chain.append(parse_method(trained["method"])[0].name)
+            seen += trained["steps"] * trained["batch"] * trained["length"]
+            trained = trained["from"]
+        best = "\n".join(flags(sampling_of(one)) for one in config["sampling"])
+        table.add_row(
+            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B", best
+        )
+    console.print(table)
+    console.print(f"{zoo.HERE} has them, each with a card. Use them by name:", highlight=False, soft_wrap=True)
+    for command, about in (
+        ("cdlm sample", "the first of them writes four texts"),
+        ('cdlm sample mdlm --prompt "The sea was"', "the other one continues a text"),
+        ("cdlm sample --steps 32 --watch --num 1", "a text resolves; settings follow the number of steps"),
+        ("cdlm studio", "both side by side, in a browser"),
+    ):
+        console.print(f"  {command:<40} {about}", highlight=False, markup=False)

@@ -1,6 +1,6 @@
 """A model that writes: a denoiser with its tokenizer, from text to text.
 
-    model = cdlm.load("runs/small-mcdlm")
+    model = cdlm.load("runs/small-mcdlm")            # or nothing: the best model that comes with the package
     for text in model.sample(num=4, length=256, steps=8, seed=0):
         print(text)
     print(model.infill("The ___ sat on the ___.")[0])
@@ -22,16 +22,28 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised, trimmed
+from cdlm.draft import HOLE, Draft, blanks, continuation, ended, has_blanks, noised, trimmed
 from cdlm.fetch import folder_of
 from cdlm.files import read_object
 from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import accelerate
 from cdlm.rng import Rng, seeded
-from cdlm.sample import NEAR_ZERO, Drawing, Posterior, Precision, Sampling, State, autoregressive, generate, last
+from cdlm.sample import (
+    NEAR_ZERO,
+    Drawing,
+    Posterior,
+    Precision,
+    Sampling,
+    State,
+    autoregressive,
+    generate,
+    last,
+    sampling_of,
+)
 from cdlm.sample.windows import windows
 from cdlm.types import Tokens
 
@@ -82,10 +94,15 @@ class Model:
     posterior: Posterior = "plug-in"
     framed: bool = False
     """Whether the texts it was trained on begin with a token of their own."""
+    padded: bool = False
+    """Whether they end with the end of text, and are filled up with it: then what is written ends there, too."""
     compiled: bool = False
     folder: Path | None = dataclasses.field(default=None, repr=False)
     trained: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     """By which method and how long, and from which model; as far as its folder says."""
+    own: list[dict[str, Any]] = dataclasses.field(default_factory=list, repr=False)
+    """Settings that it writes best with, as far as its folder says: they hold where a call says nothing. There may be
+    several, for different numbers of steps; the first are the usual ones."""
 
     def sample(
         self,
@@ -128,7 +145,7 @@ class Model:
         """Watch texts being written, a frame for each evaluation. Blanks are filled; text without any is continued."""
         filling = has_blanks(text)
         drafts = self.infillings([text], num, width) if filling else self.continuations([text], num, length)
-        return self.frames(drafts, sampling_of(how), seed)
+        return self.frames(drafts, self.settings(how), seed)
 
     def save_pretrained(
         self, folder: str | Path, dtype: Dtype = "float32", rows: Sequence[dict[str, Any]] = (), part: int | None = None
@@ -141,12 +158,16 @@ class Model:
 
         if self.folder is None:
             raise ValueError(f"{self.name} was not loaded from a folder: there is no tokenizer to write beside it")
-        text = {"length": self.length, "posterior": self.posterior, "framed": self.framed}
-        about = {"text": text, "trained": self.trained}
+        text = {"length": self.length, "posterior": self.posterior, "framed": self.framed, "padded": self.padded}
+        about = {"text": text, "trained": self.trained} | ({"sampling": self.own} if self.own else {})
         out = write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the folder
         return out
+
+    def settings(self, how: dict[str, Any]) -> Sampling:
+        """How a call is answered: as it says, and where it does not, as the model writes best."""
+        return sampling_of(how, self.own)
 
     def continuations(self, prompts: Sequence[str], num: int = 1, length: int | None = None) -> list[Draft]:
         """What `sample` writes."""
@@ -159,11 +180,18 @@ class Model:
 
     def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
         """What `infill` writes."""
-        return _times([blanks(one, self.tokenizer, width, self.framed) for one in texts], num)
+        return _times([self.filled(blanks(one, self.tokenizer, width, self.framed)) for one in texts], num)
 
     def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
         """What `rewrite` writes."""
-        return _times([noised(one, self.tokenizer, t, clamp, self.framed) for one in texts], num)
+        return _times([self.filled(noised(one, self.tokenizer, t, clamp, self.framed)) for one in texts], num)
+
+    def filled(self, draft: Draft) -> Draft:
+        """A text that is given whole, as a padded model knows it: with its end, which it does not write elsewhere."""
+        if not self.padded:
+            return draft
+        end, tail = self.tokenizer.eos, max(0, self.length - len(draft.ids))
+        return dataclasses.replace(draft, ids=draft.ids + [end] * tail, tail=tail, without=(*draft.without, end))
 
     def perturbations(self, blocks: Iterable[Sequence[int]], share: float = 0.5, clamp: bool = False) -> list[Draft]:
         """The paper's conditional task: exactly this share of each block's words is noise; the model recovers them."""
@@ -193,7 +221,7 @@ class Model:
             states = self.states([drafts[k] for k in rows], how, _noise(seed, len(drafts), rows))
             state = last(states if show is None else _shown(states, show, len(rows)))
             for k, ids, evaluations in zip(rows, state.x.tolist(), state.evaluations, strict=True):
-                ids = trimmed(ids, drafts[k], self.tokenizer.eos) if trim else ids
+                ids = self.finished(ids, drafts[k]) if trim else ids
                 yield Text(k, drafts[k].text(ids, self.show), ids, evaluations)
 
     def frames(self, drafts: Sequence[Draft], how: Sampling, seed: int = 0) -> Iterator[Frame]:
@@ -207,9 +235,17 @@ class Model:
     def _frames(self, drafts: Sequence[Draft], states: Iterable[State]) -> Iterator[Frame]:
         for state in states:
             tokens = state.x.tolist()
-            texts = [draft.text(ids, self.show) for ids, draft in zip(tokens, drafts, strict=True)]
+            texts = [draft.text(self._so_far(ids, draft), self.show) for ids, draft in zip(tokens, drafts, strict=True)]
             chances = None if state.chance is None else state.chance.tolist()
             yield Frame(state.step, state.steps, tokens, texts, state.evaluations, chances)
+
+    def finished(self, ids: list[int], draft: Draft) -> list[int]:
+        """A text up to its end."""
+        return (ended if self.padded else trimmed)(ids, draft, self.tokenizer.eos)
+
+    def _so_far(self, ids: list[int], draft: Draft) -> list[int]:
+        """A text on its way as it is, and once no mask is left as `sample` gives it."""
+        return self.finished(ids, draft) if self.padded and max(ids) < self.denoiser.vocab else ids
 
     def show(self, ids: Sequence[int]) -> str:
         """The text of tokens some of which may be masks."""
@@ -235,7 +271,7 @@ class Model:
         if how.tail != "none" and least <= NEAR_ZERO:
             raise ValueError(f"noise of {least:g} leaves nothing before a tail, which stands at {NEAR_ZERO:g}")
         if self.length and longest > self.length:
-            if process is None or not all(draft.continues for draft in drafts):
+            if process is None or self.padded or not all(draft.continues for draft in drafts):
                 over = next(draft for draft in drafts if len(draft.ids) == longest)
                 room, filled = self.length - longest + over.written, over.level is None and not over.continues
                 most = f"; beside its words, its blanks have room for {room} tokens at most" * (filled and room > 0)
@@ -260,14 +296,15 @@ class Model:
         given = ids != HOLE
         x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
         if first.level is not None:
-            lead = torch.arange(ids.shape[1], device=ids.device) < first.lead
-            noise, words = rng("noise"), (ids != self.tokenizer.eos) & (ids != self.tokenizer.bos) & ~lead
+            places = torch.arange(ids.shape[1], device=ids.device)
+            edge = (places < first.lead) | (places >= ids.shape[1] - first.tail)
+            noise, words = rng("noise"), (ids != self.tokenizer.eos) & (ids != self.tokenizer.bos) & ~edge
             if first.evenly:
                 kept = process.kept_evenly(ids, first.level, noise, words)
             else:
                 kept = process.kept(ids, first.level, noise)
-            x = torch.where(lead | kept, ids, process.start(ids.shape[1], noise, ids.device))
-            given = lead | (kept & first.clamp)
+            x = torch.where(edge | kept, ids, process.start(ids.shape[1], noise, ids.device))
+            given = edge | (kept & first.clamp)
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
             noise = rng("window", number)
@@ -289,27 +326,30 @@ class Model:
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for number, draft in enumerate(drafts):
             given = draft.written if self.denoiser.process is None else 0
-            kind = (len(draft.ids), draft.level, draft.clamp, draft.evenly, draft.without, given)
+            kind = (len(draft.ids), draft.tail, draft.level, draft.clamp, draft.evenly, draft.without, given)
             kinds.setdefault(kind, []).append(number)
         return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
 
     def _all(self, drafts: Sequence[Draft], how: dict[str, Any], seed: int, trim: bool, batch: int) -> list[Text]:
-        return sorted(self.write(drafts, sampling_of(how), seed, trim, batch), key=lambda text: text.index)
+        texts = self.write(drafts, self.settings(how), seed, trim or self.padded, batch)
+        return sorted(texts, key=lambda text: text.index)
 
 
 def load(
-    source: str | Path,
+    source: str | Path | None = None,
     device: Device = "auto",
     dtype: Dtype | Literal["auto"] = "auto",
     compile: bool = False,
     tokenizer: str | Path | None = None,
 ) -> Model:
-    """Open a model folder, a run (its newest checkpoint), or an id of the model hub; MDLM's and DUO's too.
+    """Open a model folder, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm zoo`
+    lists them; the best one if none is named), or an id of the model hub; MDLM's and DUO's too.
 
     `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless told otherwise. `compile` takes a minute at
     first and pays for many texts. A `tokenizer` (a tokenizer.json, or a folder of GPT-2's files) is needed where the
     folder has none.
     """
+    source = zoo.HERE / zoo.BEST if source is None else source
     folder = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
     denoiser = pretrained.load(folder, chosen)
@@ -330,7 +370,8 @@ def load(
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
     trained = config.get("trained") or {}
-    return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, **about)
+    own = _own_settings(config, folder)
+    return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, own=own, **about)
 
 
 def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
@@ -344,24 +385,27 @@ def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def sampling_of(how: dict[str, Any]) -> Sampling:
-    """Settings given as keywords; an unknown one is named together with those there are."""
-    known = [field.name for field in dataclasses.fields(Sampling)]
-    unknown = [name for name in how if name not in known]
-    if unknown:
-        raise TypeError(f"there is no setting {unknown[0]!r}; there are: {', '.join(known)}")
-    return Sampling(**how)
-
-
 def _about_text(text: Any, folder: Path) -> dict[str, Any]:
     """The part of a config.json that tells how its texts are written, checked."""
-    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool}
+    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool, "padded": bool}
     if not isinstance(text, dict) or "length" not in text:
         raise pretrained.LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
     for name, value in text.items():
         if type(value) is not kinds.get(name) or (name == "length" and text["length"] < 0):
             raise pretrained.LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
     return text
+
+
+def _own_settings(config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The part of a config.json that tells how its model writes best, checked; a peer's may mean something else."""
+    own = config.get("sampling", []) if config.get("format") == "cdlm" else []
+    try:
+        own = [{name: value for name, value in dict(one).items() if value is not None} for one in own]
+        if any(sampling_of(one).steps is None for one in own):
+            raise ValueError("it does not say for how many steps")
+    except (TypeError, ValueError) as error:
+        raise pretrained.LayoutError(f'{folder / "config.json"} has a damaged "sampling": {error}') from None
+    return own
 
 
 def _peers_length(config: dict[str, Any]) -> int:

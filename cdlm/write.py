@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -19,10 +19,11 @@ from rich.rule import Rule
 from rich.text import Text as Line
 
 from cdlm.animate import animation
+from cdlm.data.tokenizer import END
 from cdlm.devices import Device, Dtype, few_threads
-from cdlm.draft import Draft, has_blanks, trimmed
+from cdlm.draft import Draft, has_blanks
 from cdlm.eval.diversity import entropy
-from cdlm.sample import Sampling, State
+from cdlm.sample import Sampling, State, asked, flags, nearest
 from cdlm.text import MOST, Frame, Model, Text, load
 
 KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill", "rewrite")
@@ -30,13 +31,17 @@ KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill",
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig(Sampling):
-    """Write text with a model folder, a run (its newest checkpoint, also while it is training), or a hub id.
+    """Write text with a model that comes with cdlm, a model folder, a run (its newest checkpoint, also while it is
+    training), or a hub id.
 
-    Without --prompt, --infill, --rewrite or --input it writes from nothing.
+    Without --prompt, --infill, --rewrite or --input it writes from nothing. A model may say how it writes best, as
+    those of cdlm zoo do: that holds for what is not given here, and the last line says what it was. Where --order,
+    --grid, --corrector or naive-fp32 ask for another sampler than the model's, the defaults below hold.
     """
 
-    model: str = ""
-    """A model folder, the folder of a run, or an id of the model hub."""
+    model: str | None = None
+    """A model folder, the folder of a run, one of the models that come with cdlm (cdlm zoo lists them), or an id of the
+    model hub. [the best that comes with cdlm]"""
     prompt: str | None = None
     """Continue this text."""
     infill: str | None = None
@@ -57,7 +62,7 @@ class SampleConfig(Sampling):
     clamp: bool = False
     """For rewriting with a uniform model: keep the tokens that the noise left alone."""
     trim: bool = False
-    """End a text at its end-of-text token."""
+    """End a text at its end-of-text token; models that fill up their texts with it always do."""
     seed: int = 0
     """The same seed writes the same texts."""
     batch: int = 32
@@ -88,9 +93,9 @@ class SampleConfig(Sampling):
             raise ValueError(f"--num must be at most {MOST:,}; got {self.num}")
         if self.length is not None and self.length < 2:
             raise ValueError(f"--length must be at least 2; got {self.length}")
-        asked = [name for name in ("prompt", "infill", "rewrite", "input") if getattr(self, name) is not None]
-        if len(asked) > 1:
-            raise ValueError(f"give one of --{' and --'.join(asked)}, not both; --input takes many texts of any kind")
+        kinds = [name for name in ("prompt", "infill", "rewrite", "input") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise ValueError(f"give one of --{' and --'.join(kinds)}, not both; --input takes many texts of any kind")
         if not 0 < self.noise <= 1:
             raise ValueError(f"--noise is a time in (0, 1]; got {self.noise}")
         rewriting = self.rewrite is not None or self.input is not None
@@ -115,28 +120,20 @@ class SampleConfig(Sampling):
         if self.width != 4 and self.infill is None and self.input is None:
             raise ValueError("--width goes with --infill")
 
-    @property
-    def how(self) -> Sampling:
-        return Sampling(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)})
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The settings of the sampler that are not the plain ones."""
-        names = [field.name for field in dataclasses.fields(Sampling)]
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Sampling, name)}
+def write_texts(config: SampleConfig, console: Console, given: Collection[str] | None = None) -> list[Text]:
+    """Write, print and keep; whatever stops it, finished texts are not lost.
 
-
-def write_texts(config: SampleConfig, console: Console) -> list[Text]:
-    """Write, print and keep; whatever stops it, finished texts are not lost."""
-    if not config.model:
-        raise ValueError(f"name a model: cdlm sample MODEL{_runs()}")
+    `given` are the settings of the sampler that were asked for by name; the model may have its own for the others.
+    """
     sources = list(_sources(config))
     if (config.clamp or config.noise != 0.5) and all(source.kind != "rewrite" for source in sources):
         raise ValueError(f"--noise and --clamp are for rewriting, and {config.input} has no line to rewrite")
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
+    how = model.settings({name: getattr(config, name) for name in (asked(config) if given is None else given)})
     drafts = [draft for source in sources for draft in [_draft(model, config, source)] * config.num]
-    model.check(drafts, config.how)
-    frames = model.frames(drafts, config.how, config.seed) if config.watch or config.animate else None
+    model.check(drafts, how)
+    frames = model.frames(drafts, how, config.seed) if config.watch or config.animate else None
     if frames is not None and len(drafts) > config.batch:
         raise ValueError(f"{len(drafts)} texts are too many to watch at once; use --num 1, or raise --batch")
     side = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
@@ -147,15 +144,15 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
         held.enter_context(few_threads(model.denoiser.device, model.denoiser.count()))
         try:
             if frames is not None:
-                texts = iter(_watched(model, drafts, frames, config, console))
+                texts = iter(_watched(model, drafts, frames, how, config, console))
             else:
                 show = held.enter_context(_progress(side, drafts))
-                texts = model.write(drafts, config.how, config.seed, config.trim, config.batch, show)
+                texts = model.write(drafts, how, config.seed, config.trim or model.padded, config.batch, show)
             for text in texts:
                 if config.out and not done:
                     file = held.enter_context(config.out.open("x", encoding="utf-8"))
                 done.append(text)
-                _keep(_record(text, sources[text.index // config.num], config, model), config, file)
+                _keep(_record(text, sources[text.index // config.num], config, model, how), config, file)
                 if not config.watch and not config.json:
                     console.print(Rule(f"{text.index}"))
                     console.print(text.text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -164,7 +161,7 @@ def write_texts(config: SampleConfig, console: Console) -> list[Text]:
             side.print(f"cdlm: interrupted; {len(done)} of {len(drafts)} texts are written{where}")
             sys.exit(130)
     seconds = time.perf_counter() - began
-    line = _summary(model, config, drafts, done, seconds)
+    line = _summary(model, config, how, drafts, done, seconds)
     (side if config.json else console).print(line, highlight=False, markup=False, emoji=False)
     if config.animate:
         side.print(f"{config.animate} shows the first text resolving: open it in a browser")
@@ -235,9 +232,10 @@ def _draft(model: Model, config: SampleConfig, source: Source) -> Draft:
         raise ValueError(f"{source.where}: {error}" if source.where else str(error)) from None
 
 
-def _record(text: Text, source: Source, config: SampleConfig, model: Model) -> dict[str, Any]:
+def _record(text: Text, source: Source, config: SampleConfig, model: Model, how: Sampling) -> dict[str, Any]:
     """Everything about a text: what was asked, what was written, and how to write it again."""
-    about = {source.kind: source.text, "seed": config.seed, "model": model.name, "sampling": config.asked}
+    about = {source.kind: source.text, "seed": config.seed, "model": model.name}
+    about |= {"sampling": asked(how, model.own)}
     return {**source.more, **dataclasses.asdict(text), **about}
 
 
@@ -266,7 +264,12 @@ def _progress(console: Console, drafts: Sequence[Draft]) -> Iterator[Any]:
 
 
 def _watched(
-    model: Model, drafts: Sequence[Draft], frames: Iterable[Frame], config: SampleConfig, console: Console
+    model: Model,
+    drafts: Sequence[Draft],
+    frames: Iterable[Frame],
+    how: Sampling,
+    config: SampleConfig,
+    console: Console,
 ) -> list[Text]:
     """Draw every state over the last one; where there is no terminal, below it. Or keep them all for a picture."""
     before: Frame | None = None
@@ -277,36 +280,36 @@ def _watched(
         for frame in frames:
             states += [frame.tokens[0]] if config.animate else []
             if live is not None:
-                live.update(_picture(model, drafts, frame, before), refresh=True)
+                live.update(picture(model, drafts, frame, before), refresh=True)
                 time.sleep(min(0.15, 3 / (frame.steps or 20)))  # a small model would flash by
             elif config.watch:
-                console.print(_picture(model, drafts, frame, before))
+                console.print(picture(model, drafts, frame, before))
             before = frame
     assert before is not None
     if config.animate:
-        settings = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in config.asked.items())
-        picture = animation(model, drafts[0], states, f"{model.name}, {settings}" if settings else model.name)
-        config.animate.write_text(picture, encoding="utf-8")
+        settings = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in asked(how, model.own).items())
+        drawn_text = animation(model, drafts[0], states, f"{model.name}, {settings}" if settings else model.name)
+        config.animate.write_text(drawn_text, encoding="utf-8")
     texts = []
     for k, (draft, ids) in enumerate(zip(drafts, before.tokens, strict=True)):
-        ids = trimmed(ids, draft, model.tokenizer.eos) if config.trim else ids
+        ids = model.finished(ids, draft) if config.trim or model.padded else ids
         texts.append(Text(k, draft.text(ids, model.show), ids, before.evaluations[k]))
     return texts
 
 
-def _picture(model: Model, drafts: Sequence[Draft], frame: Frame, before: Frame | None) -> Group:
+def picture(model: Model, drafts: Sequence[Draft], frame: Frame, before: Frame | None) -> Group:
     """The texts of a frame: masks dim, tokens of this step bright."""
     of = f" of {frame.steps}" if frame.steps else ""
     parts: list[Rule | Line] = []
     for k, (draft, ids) in enumerate(zip(drafts, frame.tokens, strict=True)):
         old = ids if before is None else before.tokens[k]
         line = Line(draft.pieces[0] if draft.holes else "")
-        spans = draft.holes or [(draft.lead, len(ids))]
+        spans = draft.holes or [(draft.lead, len(draft.ids) - draft.tail)]
         for number, (begin, end) in enumerate(spans):
             lent = draft.lends(line.plain)
             styled = [(_style(model, ids, old, j), ids[j]) for j in range(draft.begins(ids, begin), min(end, len(ids)))]
             for style, run in itertools.groupby(styled, lambda pair: pair[0]):
-                shown = model.show([i for _, i in run])
+                shown = model.show([i for _, i in run]).replace(END, "∎")
                 line.append(shown.removeprefix(" ") if lent else shown, style)
                 lent = False
             if draft.holes and len(ids) >= end:
@@ -321,18 +324,21 @@ def _style(model: Model, ids: list[int], old: list[int], j: int) -> str:
     return "bold green" if j >= len(old) or old[j] != ids[j] else ""
 
 
-def _summary(model: Model, config: SampleConfig, drafts: Sequence[Draft], done: list[Text], seconds: float) -> str:
-    """What it took. Only written tokens count, not those that were given."""
+def _summary(
+    model: Model, config: SampleConfig, how: Sampling, drafts: Sequence[Draft], done: list[Text], seconds: float
+) -> str:
+    """What it took, and how it was sampled where the model itself says so. Tokens that were given do not count."""
     written = sum(draft.written for draft in drafts)
     evaluations = sum(text.evaluations for text in done) / len(done)
     nats = sum(float(entropy(torch.tensor([text.tokens]))) for text in done if text.tokens) / len(done)
     texts = f"{len(done)} text{'s' * (len(done) > 1)}"
     line = f"{model.name}: {texts}, {evaluations:.4g} evaluations a text, entropy {nats:.2f} nats"
-    if config.watch:  # drawing takes longer than writing
-        return line
-    return f"{line}; {written:,} tokens in {seconds:.2f} s, {written / seconds:,.0f} tokens/s"
-
-
-def _runs() -> str:
-    found = sorted(path.parent for path in Path("runs").glob("*/run.json")) if Path("runs").is_dir() else []
-    return f", such as {', '.join(map(str, found[:3]))}" if found else " (a folder, a run, or a hub id)"
+    if not config.watch:  # drawing takes longer than writing
+        line += f"; {written:,} tokens in {seconds:.2f} s, {written / seconds:,.0f} tokens/s"
+    chosen = "" if config.model is not None else f"no model was named: {model.name} comes with cdlm (see cdlm zoo)\n"
+    if not model.own:
+        return f"{chosen}{line}"
+    near = nearest(model.own, how.steps)
+    as_best = how == model.settings({"steps": how.steps})
+    said = f"as it writes best{'' if near in model.own else ' near so many steps'}, " if as_best else ""
+    return f"{chosen}{line}\n{said}with {flags(how, model.own)}"

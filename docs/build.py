@@ -25,7 +25,7 @@ from markdown_it.token import Token
 DOCS = Path(__file__).resolve().parent
 NAME = "CDLM"
 ORDER = {
-    "Start": ("README", "idea", "tutorial", "first-tries", "faq"),
+    "Start": ("README", "zoo", "idea", "tutorial", "first-tries", "faq"),
     "Use": ("training", "recipes", "many-gpus", "sampling", "evaluation", "harness", "studio", "hub"),
     "Understand": (
         "paper",

@@ -7,8 +7,8 @@
 
 Between `<!-- table main/NAME -->` and `<!-- end -->` stands tables/NAME.md of that report; between
 `<!-- figure main/NAME TITLE -->` and `<!-- end -->` its figures/NAME.png, copied to docs/study/. `<!-- search NAME -->`
-is a table of studies/trials.py; `<!-- wall clock -->` and `<!-- samples -->` are made here. What stands outside is
-written by hand.
+is a table of studies/trials.py, `<!-- zoo NAME -->` one of studies/zoo_tables.py; `<!-- wall clock -->` and
+`<!-- samples -->` are made here. What stands outside is written by hand.
 """
 
 import json
@@ -19,12 +19,13 @@ from pathlib import Path
 from cdlm.eval.results import read_samples
 from cdlm.plot import canvas
 from cdlm.sample import Sampling
-from studies import trials
+from studies import trials, zoo_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("study", "study-samples", "ablations", "search")
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("study", "study-samples", "ablations", "search", "zoo")]
+PAGES += [ROOT / "cdlm" / "zoo" / name / "README.md" for name in zoo_tables.MODELS]
 MAIN, PICTURES = ROOT / "studies" / "results" / "main", ROOT / "docs" / "study"
-BLOCK = re.compile(r"(<!-- (table|figure|search|wall clock|samples)( [^>]*?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (table|figure|search|zoo|wall clock|samples)( [^>]*?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 READ = ("MDLM", "MDLM+SDTT", "MCDLM-PPLOptimized", "UCDLM")
 STEPS, CUT = (4, 64, 256), 1000
 TOKENS = 256 * 256
@@ -52,8 +53,8 @@ def fill(page: str, reports: Path, pictures: Path = PICTURES) -> str:
             body = (reports / name.parent / "tables" / f"{name.name}.md").read_text().split("\n", 2)[2]
         elif kind == "figure":
             body = f"![{' '.join(found[1:])}](study/{picture(reports, Path(found[0]), pictures)})\n"
-        elif kind == "search":
-            body = trials.TABLES[found[0]]() or old
+        elif kind in ("search", "zoo"):
+            body = (trials if kind == "search" else zoo_tables).TABLES[found[0]]() or old
         else:
             body = wall_clock() if kind == "wall clock" else samples() or old
         return f"{head}{body.strip()}\n{end}"
@@ -115,8 +116,8 @@ def learning(out: Path) -> None:
 def main() -> None:
     learning(PICTURES / "learning.png")
     trials.draw(PICTURES / "search-frontiers.png")
-    for name in PAGES:
-        page = ROOT / "docs" / f"{name}.md"
+    zoo_tables.draw(PICTURES / "zoo-frontiers.png")
+    for page in PAGES:
         page.write_text(fill(page.read_text(), ROOT / "runs" / "report"))
         print(f"filled {page}")
 

@@ -4,9 +4,13 @@
 
 The share of COMMON words, which sharpening raises and guidance lowers; the share of the commonest longer word of a
 text, which is high where a text circles about one thing; and pairs of words said twice at once ("of the of the").
+Further, how many are English: english.txt.xz lists what people used at least five times in the corpus of the studies,
+85,223 words; and how many longer words were among the five longer words before ("the lake and the lakes of the lake").
 """
 
 import argparse
+import functools
+import lzma
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +25,9 @@ from studies.second_opinion import pattern, sampled
 COMMON = frozenset(["the", "of", "and", "to", "in", "a", "is", "was", "that", "for", "it", "with", "as", "he", "his"])
 LONG = 4
 """Letters of a longer word."""
+NEAR = 5
+"""Longer words, of at least so many letters, that are looked back at."""
+WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 LENGTH = 170
 """Words of a piece of the reference: about 256 tokens."""
 
@@ -39,13 +46,39 @@ def measure(texts: Sequence[str]) -> tuple[float, float, float]:
     return common / max(1, total), sum(most) / max(1, len(most)), twice / max(1, total)
 
 
+@functools.cache
+def known() -> frozenset[str]:
+    return frozenset(lzma.decompress((Path(__file__).parent / "english.txt.xz").read_bytes()).decode().split())
+
+
+def spelled(text: str) -> list[str]:
+    """The words of a text without numbers, up to its end."""
+    return WORD.findall(text.partition("<|endoftext|>")[0].replace("\u2019", "'").lower())
+
+
+def english(texts: Sequence[str]) -> float:
+    """The share of words that people use."""
+    words = [word for text in texts for word in spelled(text)]
+    return sum(word in known() for word in words) / max(1, len(words))
+
+
+def again(texts: Sequence[str]) -> float:
+    """The share of longer words that were said just before; of a text, on average."""
+    shares = []
+    for text in texts:
+        longer = [word for word in spelled(text) if len(word) >= NEAR]
+        said = sum(word in longer[max(0, k - NEAR) : k] for k, word in enumerate(longer))
+        shares.append(said / max(1, len(longer)))
+    return sum(shares) / max(1, len(shares))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, help="folder of a study")
     parser.add_argument("--texts", type=Path, help="a file of texts by people, to compare with")
     parser.add_argument("--match", type=pattern, default="", help="only texts whose ROW/FILE this pattern finds")
     asked = parser.parse_args()
-    table = Table("texts", "common words", "commonest longer word", "pairs said twice")
+    table = Table("texts", "common words", "commonest longer word", "pairs said twice", "English", "said again")
     if asked.texts:
         words = asked.texts.read_text().split()
         add(table, asked.texts.name, [" ".join(words[k : k + LENGTH]) for k in range(0, len(words), LENGTH)])
@@ -60,7 +93,8 @@ def main() -> None:
 
 def add(table: Table, name: str, texts: Sequence[str]) -> None:
     common, most, twice = measure(texts)
-    table.add_row(f"{name} ({len(texts)})", f"{common:.1%}", f"{most:.1%}", f"{twice:.2%}")
+    shares = (f"{common:.1%}", f"{most:.1%}", f"{twice:.2%}", f"{english(texts):.1%}", f"{again(texts):.1%}")
+    table.add_row(f"{name} ({len(texts)})", *shares)
 
 
 if __name__ == "__main__":

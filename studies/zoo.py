@@ -2,30 +2,42 @@
 
     cdlm prepare train.txt --valid valid.txt --train-vocab 8192 --length 256 --packing sentences --out tokens
     python -m studies.zoo train --data tokens
-    python -m studies.zoo export
-    python -m studies.zoo write
+    python -m studies.zoo export --models models
+    python -m studies.zoo write --models models
+    python -m studies.zoo people --data tokens
+    python -m studies.second_opinion studies/results/zoo --judge smollm2 --steps 8 16 32 64 128 --controls --num 32
+    python -m studies.zoo read
 
-`train` runs the recipes zoo-base, zoo-mdlm and zoo-mcdlm-guided, half an hour of an H200 in all, and goes on where it
-was stopped. `export` makes folders of bfloat16 weights. `write` has both models write the texts that are read and
-judged (`studies.second_opinion`, docs/zoo.md).
+`train` runs the recipes zoo-base, zoo-mdlm and zoo-mcdlm-guided, 20 minutes of an H200 in all, and goes on where it was
+stopped. `export` makes folders of bfloat16 weights. `write` has both models write with every sampler of `grids`, to be
+judged; `people` puts held-out texts beside theirs; `read` looks at the words of all. `python -m studies.page` puts what
+was found into docs/zoo.md and the cards of the models (studies/zoo_tables.py).
 """
 
 import argparse
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 import cdlm
 from cdlm.config import RunConfig
+from cdlm.data.tokenizer import END, Tokenizer
+from cdlm.data.tokens import open_tokens
 from cdlm.eval.grid import EvalConfig
+from cdlm.eval.results import RESULTS, Samples, key_of, read_samples, samples_path, write_samples
 from cdlm.eval.suite import evaluate
 from cdlm.recipes import RECIPES
+from cdlm.sample import Sampling
 from cdlm.train.loop import train
+from studies.words import again, english
 
 MODELS = {"mdlm": "MDLM", "mcdlm-guided": "MCDLM-guided"}
 """Folders of the zoo, and how tables call them."""
+PEOPLE, WORDS = "people", "words.json"
 PART = 15_000_000
 """Bytes of a file of weights, at most."""
 SMALL: dict[str, Any] = {"steps": 4, "batch": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
@@ -50,7 +62,7 @@ def export(runs: Path, models: Path) -> None:
 
 def grids() -> list[dict[str, Any]]:
     """The samplers that texts are written with, those of many steps first."""
-    hot = (1.0, 0.9, 0.8, 0.7)
+    hot = (1.0, 0.9, 0.8)
     plain: dict[str, Any] = {"order": ("random",), "temperature": hot}
     guided: dict[str, Any] = {"order": ("dilated",), "guidance": (0.0, 0.25, 0.5, 1.0), "temperature": hot}
     return [{"steps": (steps,), **how} for steps in (128, 64, 32, 16, 8) for how in (plain, guided)]
@@ -63,11 +75,41 @@ def write(models: Path, out: Path, num: int, device: str, names: list[str]) -> N
             which = (f"{MODELS[name]}={models / name}",)
             asked: dict[str, Any] = {"judge": ("none",), "num": num, "batch": 64, "device": device, "out": out / name}
             evaluate(EvalConfig(which, **asked, **grid), Console(width=160, highlight=False))
+            (out / name / RESULTS).touch()  # which judges look for
+
+
+def people(data: Path, out: Path, num: int) -> None:
+    """Held-out blocks of people's, as a file of texts: what the judges say of these is the aim."""
+    tokens, words = open_tokens(data, "valid"), Tokenizer.load(data / "tokenizer.json")
+    rows = torch.linspace(0, tokens.blocks() - 1, num).long()
+    blocks = tokens.read(rows).tolist()
+    lines = [
+        {"index": k, "text": words.decode(ids[1:]), "tokens": ids, "evaluations": 0} for k, ids in enumerate(blocks)
+    ]
+    about: dict[str, Any] = {"task": "unconditional", "model": PEOPLE, "num": num, "sampling": vars(Sampling())}
+    about |= {"length": tokens.length(), "vocab": tokens.meta.vocab, "seed": 0, "eos": words.eos, "end": END}
+    about |= {"hash": "", "key": key_of({"split": dataclasses.asdict(tokens.meta.splits["valid"]), "num": num})}
+    write_samples(samples_path(out / PEOPLE, PEOPLE, about["key"]), Samples(about, lines))
+    (out / PEOPLE / RESULTS).touch()
+
+
+def read(out: Path) -> None:
+    """Which of the words are English, and which are said again: kept as numbers, as the texts themselves are not."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in (PEOPLE, *MODELS):
+        files = sorted((out / name / "samples").glob("*.jsonl"))
+        texts = {path.name: [line["text"] for line in read_samples(path).lines] for path in files}
+        found[name] = {
+            file: {"num": len(some), "english": round(english(some), 4), "again": round(again(some), 4)}
+            for file, some in texts.items()
+        }
+        print(f"read {len(files)} files of {name}", flush=True)
+    (out / WORDS).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["train", "export", "write"])
+    parser.add_argument("stage", choices=["train", "export", "write", "people", "read"])
     parser.add_argument("--data", type=Path, default=Path("tokens"), help="folder written by cdlm prepare")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the training runs")
     parser.add_argument("--models", type=Path, default=Path("cdlm/zoo"), help="folder of the folders of models")
@@ -82,6 +124,10 @@ def main() -> None:
             train(dataclasses.replace(settings(name, asked.data, asked.runs, asked.small), device=asked.device), "auto")
     elif asked.stage == "export":
         export(asked.runs, asked.models)
+    elif asked.stage == "people":
+        people(asked.data, asked.out, asked.num)
+    elif asked.stage == "read":
+        read(asked.out)
     else:
         write(asked.models, asked.out, asked.num, asked.device, asked.names)
 

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from cdlm.animate import COLUMNS, animation, laid_out
 from cdlm.draft import Draft
-from cdlm.text import Model, sampling_of
+from cdlm.sample import sampling_of
+from cdlm.text import Model
 from cdlm.write import SampleConfig, write_texts
 
 from .writers import BPE, Kind, small, write_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from cdlm.data.tokenizer import END, Tokenizer
-from cdlm.draft import HOLE, Draft, blanks, continuation, has_blanks, noised
+from cdlm.draft import HOLE, Draft, blanks, continuation, ended, has_blanks, noised
 
 from .writers import BPE, BYTES, TOKENIZERS, Kind, Words, small, spelled
 
@@ -134,6 +134,37 @@ def test_a_prompt_is_followed_by_a_hole() -> None:
     assert continuation("", 3, BYTES).ids == [H, H, H]
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("abcd", "abcd"),
+        ("ab..", "ab"),
+        ("....", ""),
+        ("a.cdef..", "acdef"),  # an end in the midst
+        ("abc..x..", "abc"),  # a word behind it
+        ("ab.de..x....", "abde"),
+        ("..ab", "ab"),  # as many ends as words: rather the longer text
+        ("...a", ""),
+    ],
+)
+def test_a_padded_text_ends_where_ends_prevail(written: str, said: str) -> None:
+    for prompt in ("", "the "):
+        draft = continuation(prompt, len(prompt) + len(written) + 1, BYTES, framed=True)
+        lead = [BYTES.bos, *BYTES.encode(prompt)] if prompt else [BYTES.bos]
+        ids = lead + [BYTES.eos if letter == "." else ord(letter) for letter in written]
+        assert draft.text(ended(ids, draft, BYTES.eos), BYTES.decode) == prompt + said
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 3))
+def test_no_other_cut_is_less_wrong(ends: list[bool], given: int) -> None:
+    ids = [BYTES.eos] + [97] * given + [BYTES.eos if end else 98 for end in ends]
+    draft = Draft([BYTES.bos] + [97] * given + [H] * len(ends), ["", ""], [(1 + given, len(ids))], 1)
+    kept = ended(ids, draft, BYTES.eos)
+    wrong = {cut: sum(ends[:cut]) + ends[cut:].count(False) for cut in range(len(ends) + 1)}
+    best = max(cut for cut in wrong if wrong[cut] == min(wrong.values()))
+    assert kept == ids[: 1 + given] + [98] * ends[:best].count(False)
+
+
 def test_a_trimmed_text_ends_early() -> None:
     assert continuation("ab", 6, BYTES).text([*b"abX"], BYTES.decode) == "abX"
     assert continuation("ab", 6, BYTES).text([*b"ab"], BYTES.decode) == "ab"
@@ -169,7 +200,7 @@ def test_without_a_prompt_the_model_writes_the_token_that_begins_a_block() -> No
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: blanks("a[MASK]b", BYTES, framed=True), lambda: noised("ab", BYTES, framed=True)]
+    "make", [lambda: blanks("a[MASK]b", BYTES, framed=True), lambda: noised("acb", BYTES, framed=True)]
 )
 def test_other_drafts_of_a_framed_model_begin_with_its_token(make) -> None:
     draft = make()

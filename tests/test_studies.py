@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+import cdlm
 from cdlm.data.prepare import PrepareConfig, prepare
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.grid import EvalConfig
 from cdlm.eval.results import read_rows
 from cdlm.recipes import RECIPES
 from cdlm.report.write import ReportConfig, write_report
-from studies import ablations, anchor, bigram, main_table, page, search, words
+from studies import ablations, anchor, bigram, main_table, page, search, words, zoo
 from studies.rows import FULL, Place, Row, settings
 
+from .writers import BPE, write_model
 from .zygote import run as command
 
 ROOT = Path(__file__).parents[1]
@@ -68,15 +71,16 @@ def test_a_study_from_training_to_report(corpus: Path, tmp_path: Path) -> None:
     assert "lambada" in page
 
 
-@pytest.mark.parametrize("name", page.PAGES)
-def test_the_pages_of_the_studies_say_what_their_results_say(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", page.PAGES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_pages_of_the_studies_say_what_their_results_say(path: Path, tmp_path: Path) -> None:
     """Every table is what `cdlm report` and the studies make of the rows that are kept."""
-    text = (ROOT / "docs" / f"{name}.md").read_text()
+    text = path.read_text()
     for part in sorted(set(re.findall(r"<!-- (?:table|figure) (\w+)/", text))):
         folders = tuple(sorted((ROOT / "studies" / "results" / part).iterdir()))
         known = part in ("main", "ablations")
         write_report(ReportConfig(folders, tmp_path / part, compare="paper" if known else "none"))
-    assert len(page.BLOCK.findall(text)) == {"study": 25, "study-samples": 1, "ablations": 5, "search": 6}[name]
+    blocks = {"study": 25, "study-samples": 1, "ablations": 5, "search": 6, "zoo": 2, "README": 1}
+    assert len(page.BLOCK.findall(text)) == blocks[path.stem]
     assert page.fill(text, tmp_path, tmp_path / "pictures") == text
 
 
@@ -92,6 +96,43 @@ def test_the_words_of_texts() -> None:
     assert most == (0 + 2 / 8) / 2  # "cats"; and no word of four letters in the first
     assert twice == 0
     assert words.measure(["of the of the of"])[2] == 2 / 5
+
+
+def test_words_that_people_use_and_words_said_again() -> None:
+    assert len(words.known()) == 85_223
+    assert words.english(["The cat's tail, 1914.", "A mornado don\u2019t.<|endoftext|> xyzzy"]) == 5 / 6
+    lake = "The water of a lake was called water, by the people who drink water."  # called, water; people, drink, water
+    assert words.again([lake]) == 2 / 6
+    assert words.again(["houses one two three stones rivers fields forest garden houses"]) == 0  # too long ago
+
+
+def test_the_zoo_in_the_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained, exported, made to write, and read beside people."""
+    text = "\n<|endoftext|>\n".join(" ".join(f"The cat sees {n} dogs." for n in range(k, k + 60)) for k in range(40))
+    (tmp_path / "text.txt").write_text(text)
+    tokens = PrepareConfig(
+        (str(tmp_path / "text.txt"),), tmp_path / "tokens", train_vocab=300, packing="sentences", length=256
+    )
+    prepare(tokens, Console(quiet=True))
+    where = ["--data", tmp_path / "tokens", "--runs", tmp_path / "runs", "--models", tmp_path / "models"]
+    where += ["--out", tmp_path / "out", "--device", "cpu", "--num", 2]
+    for stage in ("train", "export", "people"):
+        done = run("zoo", stage, *where, "--small")
+        assert done.returncode == 0, done.stderr
+    assert cdlm.load(tmp_path / "models" / "mdlm", "cpu").padded
+    monkeypatch.setattr(zoo, "grids", lambda: [{"steps": (2,), "order": ("dilated",), "guidance": (0.5,)}])
+    zoo.write(tmp_path / "models", tmp_path / "out", 2, "cpu", list(zoo.MODELS))
+    zoo.read(tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "words.json").read_text())
+    assert {name: len(files) for name, files in found.items()} == {"people": 1, "mdlm": 1, "mcdlm-guided": 1}
+    (people,) = found["people"].values()
+    assert people["english"] == 1.0
+    judge = write_model(tmp_path / "judge", "causal", BPE, length=64)
+    for row in ("people", "mdlm"):
+        flags = ["--judge", judge, "--steps", 2, 8, "--controls", "--num", 2, "--match", f"^{row}/"]
+        done = run("second_opinion", tmp_path / "out", *flags)
+        assert done.returncode == 0, done.stderr
+        assert len(read_rows(tmp_path / "out" / row)) == 1
 
 
 def test_second_opinion_needs_texts(tmp_path: Path) -> None:

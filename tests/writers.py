@@ -32,9 +32,10 @@ def write_model(
     favour: float = 0.0,
     vocab: int | None = None,
     tied: bool = False,
+    own: list[dict[str, object]] | None = None,
     **about: object,
 ) -> Path:
-    """A model folder of random weights; `favour` is added to the logit of the end of text."""
+    """A model folder of random weights. `favour` is added to the logit of the end of text, `own` to its config.json."""
     v = vocab or words.vocab_size
     process = {"masked": masked, "uniform": uniform}[kind](v) if kind != "causal" else None
     torch.manual_seed(1)
@@ -47,7 +48,8 @@ def write_model(
     save(denoiser, folder)
     words.save(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "text": about} if about else config))
+    config |= ({"text": about} if about else {}) | ({"sampling": own} if own else {})
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

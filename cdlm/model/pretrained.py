@@ -5,12 +5,13 @@ Ours, and those of the public checkpoints of MDLM, UDLM, DUO and SDTT.
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from cdlm.files import digest, read_object, seal_holds
@@ -119,6 +120,15 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         except SafetensorError as error:
             raise LayoutError(f"{folder / name} is damaged ({error}); fetch or write it again") from None
     return tensors
+
+
+def count(folder: Path) -> int:
+    """Parameters of a model folder, from the heads of its files alone."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as held:
+            total += sum(math.prod(held.get_slice(name).get_shape()) for name in held.keys() if name != "prior")  # noqa: SIM118
+    return total
 
 
 def _write_parts(tensors: dict[str, torch.Tensor], folder: Path, most: int) -> None:

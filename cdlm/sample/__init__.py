@@ -4,7 +4,7 @@ from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.confidence import confident
 from cdlm.sample.correct import Corrector
-from cdlm.sample.generate import Sampling, generate
+from cdlm.sample.generate import Sampling, asked, flags, generate, nearest, sampling_of
 from cdlm.sample.grid import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
 from cdlm.sample.order import first_hitting, ordered
 from cdlm.sample.passes import Drawing, Posterior, Precision, Predictor, State, last
@@ -22,15 +22,19 @@ __all__ = [
     "Shape",
     "State",
     "ancestral",
+    "asked",
     "autoregressive",
     "confident",
     "cosine_grid",
     "custom_grid",
     "first_hitting",
+    "flags",
     "generate",
     "last",
     "loop_grid",
+    "nearest",
     "ordered",
     "race",
+    "sampling_of",
     "uniform_grid",
 ]

@@ -1,8 +1,9 @@
 """Every sampler behind one signature: `Sampling` says how, `generate` does it."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Literal, get_args
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -20,6 +21,8 @@ from cdlm.sample.shape import Shape
 from cdlm.types import Tokens
 
 STEPS, ETA, BOUND = 32, 0.05, 0.5
+KINDS = ("order", "grid", "corrector")
+"""Settings that make another sampler."""
 _MOST = 1_000_000
 
 
@@ -32,7 +35,7 @@ class Sampling:
     """
 
     steps: int | None = None
-    """Denoising steps: evaluations of the network, before the tail [32]."""
+    """Denoising steps: evaluations of the network, before the tail [as the model writes best, else 32]."""
     grid: str = "uniform"
     """Where the steps lie: uniform, cosine (small steps first), or times of your own from 1 to 0, as in 1,0.6,0.2,0."""
     order: Literal[Order, "first-hitting", Confidence] = "random"
@@ -121,15 +124,12 @@ class Sampling:
 
     def check(self, process: Process | None, posterior: Posterior = "plug-in") -> None:
         """Refuse what the process, or the posterior that the model calls for, cannot do."""
-        defaults = Sampling()
         if process is None:
             allowed = ("temperature", "top_k", "top_p", "precision")
-            asked = [
-                name for name in vars(self) if name not in allowed and getattr(self, name) != getattr(defaults, name)
-            ]
-            if asked:
+            wrong = [name for name in asked(self) if name not in allowed]
+            if wrong:
                 raise ValueError(
-                    f"an autoregressive model draws one token after another and has no {_flag(asked[0])}; leave it out"
+                    f"an autoregressive model draws one token after another and has no {_flag(wrong[0])}; leave it out"
                 )
         elif process.name != "masked" and self.order != "random":
             raise ValueError(
@@ -172,6 +172,52 @@ class Sampling:
         if self.corrector == "loop":
             return loop_grid(steps, start, end)
         return (cosine_grid if self.grid == "cosine" else uniform_grid)(steps, start, end)
+
+
+Own = Sequence[dict[str, Any]]
+"""Settings that a model writes best with, for one number of steps or several; the first are its usual ones."""
+
+
+def nearest(own: Own, steps: int | None) -> dict[str, Any]:
+    """Those for the number of steps closest by ratio, as few steps want other guidance than many; or the usual ones."""
+    if not own or steps is None:
+        return dict(own[0]) if own else {}
+    return {**min(own, key=lambda one: abs(math.log(one["steps"] / steps))), "steps": steps}
+
+
+def sampling_of(how: dict[str, Any], own: Own = ()) -> Sampling:
+    """Settings given as keywords, with those of a model's `own` where nothing is said.
+
+    Another sampler than its own begins from the plain settings: what was found good for one says little of another. An
+    unknown setting is named together with those there are.
+    """
+    known = [field.name for field in dataclasses.fields(Sampling)]
+    unknown = [name for name in how if name not in known]
+    if unknown:
+        raise TypeError(f"there is no setting {unknown[0]!r}; there are: {', '.join(known)}")
+    how = {name: value for name, value in how.items() if value is not None}
+    best = nearest(own, Sampling(steps=how.get("steps")).steps)  # refused here if they are none
+    other = any(name in how and how[name] != best.get(name, getattr(Sampling, name)) for name in KINDS)
+    other = other or how.get("precision") == "naive-fp32"  # the published one, which knows no guidance
+    return Sampling(**({} if other else best) | how)
+
+
+def asked(how: Sampling, own: Own = ()) -> dict[str, Any]:
+    """What one has to ask for to be answered so: all that is not plain, or not as a model with `own` settings would."""
+    best, found = nearest(own, how.steps), {}
+    for field in dataclasses.fields(Sampling):
+        value = getattr(how, field.name)
+        if value is not None and not field.default == best.get(field.name, field.default) == value:
+            found[field.name] = value
+    return found
+
+
+def flags(how: Sampling, own: Own = ()) -> str:
+    """The same, as a command takes them."""
+    return " ".join(
+        f"{_flag(name)} {value:g}" if isinstance(value, float) else f"{_flag(name)} {value}"
+        for name, value in asked(how, own).items()
+    )
 
 
 def generate(

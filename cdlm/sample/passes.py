@@ -183,7 +183,7 @@ def is_blank(predict: Predictor, process: Process, x: Tokens) -> bool:
 def blank_law(predict: Predictor, process: Process, like: Tokens) -> Float[Tensor, "v"]:
     """What the network says of a text of which nothing is known."""
     trunk, logits = split(predict, process)
-    x = torch.full_like(like, process.vocab)
+    x = torch.full_like(like[:1], process.vocab)
     x = x[:, :1] if is_blank(predict, process, x) else x
     t = torch.ones(len(x), dtype=wide(x.device), device=x.device)
     law = logits(trunk(x, t)[0])

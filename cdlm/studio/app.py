@@ -259,6 +259,7 @@ def card(label: str, model: Model) -> ModelCard:
         parameters=model.denoiser.count(),
         vocab=model.tokenizer.vocab_size,
         length=model.length,
+        sampling=model.own,
     )
 
 

@@ -33,7 +33,8 @@ class Limits(Described):
 
 
 class Settings(Described):
-    """How a text is drawn; `cdlm sample --help` explains each at more length."""
+    """How a text is drawn; `cdlm sample --help` explains each at more length. Where a request is silent, a model's own
+    settings hold, if /v1/models tells of any; else these defaults."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +43,7 @@ class Settings(Described):
     n: int = Field(1, ge=1)
     """Texts to write."""
     steps: int | None = Field(None, ge=1)
-    """Denoising steps; 32 if not given. Not for autoregressive models."""
+    """Denoising steps; those that the model writes best with if not given, else 32. Not for autoregressive models."""
     temperature: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
     """Below 1 sharpens the predicted law, above 1 flattens it."""
     top_p: float = Field(1.0, ge=0.001, le=1, allow_inf_nan=False)
@@ -105,15 +106,15 @@ class Choice(Described):
     text: str
     """As it reads, what was given included."""
     tokens: list[int]
-    """The same as numbers."""
+    """All its tokens as numbers, also the ends of text that fill it up, which `text` leaves out."""
     pieces: list[str]
-    """The text, token by token."""
+    """What each of them shows; an end of text is ∎."""
     evaluations: int
     """Passes over the network."""
     entropy: float
-    """Of the text's own tokens, in nats."""
+    """Of the text's own tokens, in nats; without the ends that fill it up."""
     finish_reason: Literal["length"] = "length"
-    """A text always has as many tokens as were asked for."""
+    """There are always as many tokens as were asked for, ends of text among them."""
 
 
 class Usage(Described):
@@ -161,6 +162,9 @@ class ModelCard(Described):
     """Different tokens."""
     length: int
     """Tokens in the texts it was trained on; 0 if its folder does not say."""
+    sampling: list[dict[str, int | float | str]]
+    """The settings that it writes best with, which hold where a request is silent: those for the nearest number of
+    steps, or the first. Empty if its folder does not say."""
 
 
 class ModelList(Described):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from cdlm import zoo
 from cdlm.devices import Device, Dtype
 from cdlm.text import labelled, load
 
@@ -22,7 +23,8 @@ class StudioConfig:
     """Watch models write in a browser, and use them over HTTP (the API is described at /openapi.json)."""
 
     models: tuple[str, ...] = ()
-    """Folders, runs or hub ids; LABEL=MODEL calls one by a name of its own."""
+    """Folders, runs, models that come with cdlm, or hub ids; LABEL=MODEL calls one by a name of its own. [all that come
+    with cdlm]"""
     port: int = 8000
     """Where to listen."""
     host: str = "127.0.0.1"
@@ -60,7 +62,7 @@ class StudioConfig:
                 raise ValueError(f"there is no folder {folder}; --results takes what cdlm eval --out has written")
 
     def sources(self) -> list[tuple[str, str]]:
-        return labelled(self.models)
+        return labelled(self.models or zoo.names())
 
 
 def serve(config: StudioConfig, console: Console) -> None:
@@ -74,8 +76,6 @@ def serve(config: StudioConfig, console: Console) -> None:
         raise ValueError(
             f'the studio needs {error.name}; run in the checkout: pip install -c constraints.txt -e ".[studio]"'
         ) from None
-    if not config.models:
-        raise ValueError("name a model: cdlm studio runs/tiny-mcdlm (several are shown side by side)")
     models = {}
     for label, source in config.sources():
         with console.status(f"opening {source}"):

@@ -67,19 +67,22 @@ def _checked(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
             raise ValueError(f"at most {limits.length} tokens; got {length}")
         drafts = model.continuations([asked.prompt], asked.n, length)
     elif asked.text is not None:
-        drafts = [blanks(asked.text, model.tokenizer, asked.width, model.framed, limits.length)] * asked.n
+        drafts = [model.filled(blanks(asked.text, model.tokenizer, asked.width, model.framed, limits.length))] * asked.n
     else:
         drafts = [remasked(model, asked.tokens or [], asked.masked or [])] * asked.n
-    if len(drafts[0].ids) > limits.length:
-        raise ValueError(f"at most {limits.length} tokens; got {len(drafts[0].ids)}")
-    how = sampling(asked)
+    if (size := len(drafts[0].ids) - drafts[0].tail) > limits.length:
+        raise ValueError(f"at most {limits.length} tokens; got {size}")
+    how = model.settings(sampling(asked))
+    if how.steps is not None and how.steps > limits.steps:  # its own, where the request says nothing
+        how = dataclasses.replace(how, steps=limits.steps)
     model.check(drafts, how)
     return Order(model, drafts, how, asked.seed, isinstance(asked, Infill) and asked.text is None, asked.stream)
 
 
-def sampling(asked: Settings) -> Sampling:
-    names = ("steps", "temperature", "top_p", "top_k", "guidance", "cool", "order", "tail", "corrector", "eta")
-    return Sampling(**{name: getattr(asked, name) for name in names})
+def sampling(asked: Settings) -> dict[str, Any]:
+    """The settings of the sampler that a request names; the model may have its own for the others."""
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    return {name: getattr(asked, name) for name in asked.model_fields_set if name in names}
 
 
 def remasked(model: Model, tokens: list[int], masked: list[int]) -> Draft:
@@ -109,7 +112,7 @@ def events(asked: Order) -> Iterator[Event]:
     seconds = time.perf_counter() - began
     choices = [_choice(asked, last, number) for number in range(len(asked.drafts))]
     written = sum(draft.written for draft in asked.drafts)
-    given = sum(len(draft.ids) for draft in asked.drafts) - written
+    given = sum(len(draft.ids) - draft.tail for draft in asked.drafts) - written
     usage = Usage(prompt_tokens=given, completion_tokens=written, seconds=round(seconds, 4))
     yield Event("done", {"choices": choices, "usage": usage})
 
@@ -131,9 +134,11 @@ def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
 
 
 def _visible(asked: Order, ids: Sequence[int], number: int) -> list[str | None]:
-    """Its pieces, without those of the token that begins a block."""
-    lead = asked.drafts[number].lead
-    return [""] * lead + asked.model.tokenizer.pieces(ids)[lead:]
+    """Its pieces, without those of tokens that are no part of it; an end of text shows as a mark."""
+    draft, words = asked.drafts[number], asked.model.tokenizer
+    pieces = ["∎" if one == words.eos else piece for one, piece in zip(ids, words.pieces(ids), strict=True)]
+    begins, end = draft.begins(ids, draft.lead), len(draft.ids) - draft.tail
+    return [""] * begins + pieces[begins:end] + [""] * len(pieces[end:])
 
 
 def _probability(chances: Sequence[float], place: int) -> float | None:
@@ -142,12 +147,13 @@ def _probability(chances: Sequence[float], place: int) -> float | None:
 
 
 def _choice(asked: Order, frame: Frame, number: int) -> Choice:
-    ids, model = frame.tokens[number], asked.model
+    ids, model, draft = frame.tokens[number], asked.model, asked.drafts[number]
+    said = model.finished(ids, draft) if model.padded else ids
     return Choice(
         index=number,
-        text=model.show(ids) if asked.whole else frame.texts[number],
+        text=model.show(said) if asked.whole else draft.text(said, model.show),
         tokens=ids,
         pieces=[piece or "" for piece in _visible(asked, ids, number)],
         evaluations=frame.evaluations[number],
-        entropy=round(float(entropy(torch.tensor([ids]))), 4),
+        entropy=round(float(entropy(torch.tensor([said or ids]))), 4),
     )

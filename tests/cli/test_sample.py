@@ -266,16 +266,6 @@ def test_contradictions_are_refused_with_advice(settings: dict[str, Any], advice
         SampleConfig(**settings)
 
 
-def test_a_model_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"name a model: cdlm sample MODEL \(a folder, a run, or a hub id\)"):
-        write_texts(SampleConfig(), Console())
-    (tmp_path / "runs" / "first").mkdir(parents=True)
-    (tmp_path / "runs" / "first" / "run.json").write_text("{}")
-    with pytest.raises(ValueError, match="such as runs/first"):
-        write_texts(SampleConfig(), Console())
-
-
 # In a process of its own
 
 
@@ -312,13 +302,6 @@ def test_bfloat16_on_a_cpu_works_or_is_refused(folder: str) -> None:
     assert done.returncode in (0, 1), done.stderr
     if done.returncode:
         assert done.stderr.startswith("cdlm: this CPU does not compute in bfloat16"), done.stderr
-
-
-def test_no_model_no_traceback() -> None:
-    done = cdlm("sample")
-    assert done.returncode == 1
-    assert done.stderr.startswith("cdlm: name a model: cdlm sample MODEL")
-    assert done.stdout == ""
 
 
 def test_arguments_that_are_not_text_are_refused(folder: str) -> None:

@@ -44,6 +44,31 @@ def test_what_the_page_asks_for_is_what_its_controls_say(page: Any) -> None:
     assert (asked["guidance"], asked["top_p"], asked["steps"], asked["order"]) == (0.5, 0.9, 4, "random")
 
 
+def test_controls_begin_as_the_model_writes_best_and_follow_the_steps(browser: Any, tmp_path: Path) -> None:
+    few = {"steps": 4, "order": "dilated", "guidance": 0.25, "temperature": 0.8}
+    folder = write_model(tmp_path / "best", "masked", BPE, length=32, own=[few, {"steps": 32, "temperature": 0.9}])
+    names = ("steps", "order", "guidance", "temperature", "temperature-slider")
+    with studio(folder) as (url, _):
+        get(f"{url}health")
+        with visit(browser, url) as page:
+
+            def says() -> list[str]:
+                return [page.locator(f"#{name}").input_value() for name in names]
+
+            assert says() == ["2", "dilated", "0.25", "0.8", "0.8"]
+            choose(page, 8)
+            assert says() == ["3", "dilated", "0.25", "0.8", "0.8"]
+            choose(page, 16)
+            assert says() == ["4", "random", "0", "0.9", "0.9"]
+            page.fill("#temperature", "0.5")  # from now on they are the visitor's
+            choose(page, 4)
+            assert says() == ["2", "random", "0", "0.5", "0.5"]
+            with page.expect_request("**/v1/completions") as sent:
+                page.click("#generate")
+            finished(page)
+            assert sent.value.post_data_json["temperature"] == 0.5
+
+
 @pytest.mark.parametrize(("name", "typed", "nearest", "step"), [
     ("temperature", "0.83", "0.85", 0.05), ("top-p", "0.62", "0.6", 0.05), ("seed", "41", "41", 1),
 ])  # fmt: skip

@@ -120,7 +120,6 @@ def test_a_token_from_the_environment(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "name a model: cdlm studio"),
         (["a/b", "c/b"], "two models are called b"),
         (["nowhere/at/all"], "does not exist"),
         (["x", "--port", "70000"], "--port is a number"),

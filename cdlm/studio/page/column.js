@@ -7,8 +7,8 @@ const WHY_NOT = "No marking here: this model writes from left to right, and cann
 const MASK_WIDTH = 4; // characters, while nobody knows what will stand there
 
 export class Column {
-  /** `changed()` is called when a column starts, stops or is marked; `rewrite(column)` by its button. */
-  constructor(index, models, { changed, rewrite }) {
+  /** `changed()` is called when a column starts, stops or is marked; `chosen(column)` when it has another model; `rewrite(column)` by its button. */
+  constructor(index, models, { changed, chosen, rewrite }) {
     this.root = document.getElementById("column").content.firstElementChild.cloneNode(true);
     this.root.dataset.testid = `column-${index}`;
     this.models = models;
@@ -29,6 +29,7 @@ export class Column {
     this.select.selectedIndex = Math.min(index, models.length - 1);
     this.select.addEventListener("change", () => {
       this.clear();
+      chosen(this);
       changed();
     });
 

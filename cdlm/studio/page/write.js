@@ -10,7 +10,7 @@ const $ = (id) => document.getElementById(id);
 
 /** `asks` describes what a request may say, setting by setting. */
 export function startWrite(models, limits, asks) {
-  const columns = [0, 1].map((index) => new Column(index, models, { changed: refresh, rewrite }));
+  const columns = [0, 1].map((index) => new Column(index, models, { changed: refresh, chosen: follow, rewrite }));
   const active = () => ($("two-columns").checked ? columns : columns.slice(0, 1));
   const player = new Player(active, { scrub: $("scrub"), play: $("play"), readout: $("scrub-value") });
   $("columns").append(...columns.map((column) => column.root));
@@ -22,6 +22,8 @@ export function startWrite(models, limits, asks) {
     $(name).replaceChildren(...words.map((word) => new Option(word, word, word === usual, word === usual)));
   }
   for (const name of ["temperature", "top-p", "seed"]) pair($(`${name}-slider`), $(name));
+  const own = () => columns[0].model.sampling;
+  let adopted = adopt(nearest(own(), own()[0]?.steps ?? 2 ** Number($("steps").value), asks));
   drawLegend();
   refresh();
 
@@ -30,6 +32,7 @@ export function startWrite(models, limits, asks) {
     generate();
   });
   $("settings").addEventListener("input", refresh);
+  $("steps").addEventListener("input", () => follow(columns[0]));
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("settings").requestSubmit();
   });
@@ -51,6 +54,11 @@ export function startWrite(models, limits, asks) {
     player.nudge(event.key === "ArrowLeft" ? -1 : 1);
     event.preventDefault();
   });
+
+  /** Few steps want other settings than many, and so does another model: they follow, unless somebody has changed them. */
+  function follow(column) {
+    if (column === columns[0] && untouched(adopted)) adopted = adopt(nearest(own(), 2 ** Number($("steps").value), asks));
+  }
 
   /** What the controls say, as far as it means something to this model. */
   function settings(model) {
@@ -164,6 +172,31 @@ function pair(slider, box) {
     enter(box, Math.min(box.max, Math.max(box.min, next)));
     event.preventDefault();
   });
+}
+
+/** Of the settings that a model writes best with, those for the nearest number of steps; what they leave out is as usual. */
+function nearest(own, steps, asks) {
+  const far = (one) => Math.abs(Math.log(one.steps / steps));
+  const best = own.reduce((best, one) => (far(one) < far(best) ? one : best), own[0] ?? {});
+  const shown = own.flatMap(Object.keys).filter((name) => $(box(name))); // the page has no control for some
+  return { ...Object.fromEntries(shown.map((name) => [name, best[name] ?? asks[name].default])), steps };
+}
+
+/** Set the controls as a model writes best. */
+function adopt(own) {
+  const { steps, ...others } = own;
+  if (steps) $("steps").value = Math.round(Math.log2(steps));
+  for (const [name, value] of Object.entries(others)) enter($(box(name)), value);
+  return own;
+}
+
+/** Whether the controls still say what was adopted, whatever the steps. */
+function untouched({ steps, ...others }) {
+  return Object.entries(others).every(([name, value]) => $(box(name)).value === String(value));
+}
+
+function box(setting) {
+  return setting.replace("_", "-");
 }
 
 /** As if it had been typed. */

@@ -1,0 +1,187 @@
+"""The models that come with the package: what they promise in size, and that they write English as they are."""
+
+import dataclasses
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import cdlm
+from cdlm import zoo
+from cdlm.config import read_config
+from cdlm.data.tokenizer import END
+from cdlm.demo import DemoConfig, run_demo
+from cdlm.eval.diversity import entropy
+from cdlm.model import pretrained
+from cdlm.recipes import RECIPES
+from cdlm.sample import Sampling, flags
+from cdlm.text import Model
+from studies.words import english
+
+from .cli.test_cli import cdlm as command
+from .cli.test_pipeline import succeed
+from .writers import BPE, write_model
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "studies" / "results" / "zoo"
+NAMES = ["mcdlm-guided", "mdlm"]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Model]:
+    return {name: cdlm.load(name, "cpu") for name in NAMES}
+
+
+def test_there_are_two_and_the_best_is_first() -> None:
+    assert sorted(zoo.names()) == NAMES
+    assert zoo.names()[0] == zoo.BEST
+    assert zoo.folder("mdlm") == zoo.HERE / "mdlm"
+    assert zoo.folder("../zoo/mdlm") is zoo.folder("") is zoo.folder("nobody") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes(name: str) -> None:
+    folder = zoo.HERE / name
+    parts = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    assert len(parts) == 3
+    assert max(parts) < 16_000_000
+    assert sum(parts) <= 36_000_000
+    assert pretrained.count(folder) == pretrained.load(folder).count() == 17_761_056 <= 18_000_000
+    index = json.loads((folder / pretrained.INDEX).read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in folder.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_what_its_recipe_makes(name: str) -> None:
+    """The runs that were trained are the recipes of today, and config.json says so."""
+    ways = {"data", "out", "init_from"}
+    for row in ("base", name):
+        ran, recipe = read_config(RESULTS / row / "run.json"), RECIPES[f"zoo-{row}"].config
+        for field in dataclasses.fields(ran):
+            if field.name not in ways:
+                assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
+    config = json.loads((zoo.HERE / name / "config.json").read_text())
+    assert config["architecture"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    last, first = config["trained"], config["trained"]["from"]
+    for trained, row in ((last, name), (first, "base")):
+        recipe = RECIPES[f"zoo-{row}"].config
+        assert (trained["method"], trained["steps"]) == (recipe.method, recipe.steps)
+        assert (trained["batch"], trained["length"]) == (recipe.batch, recipe.length)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_tells_what_one_must_know(name: str) -> None:
+    page = (zoo.HERE / name / "README.md").read_text()
+    for part in ("library_name: cdlm", "license", "CC BY-SA 3.0", "public domain", "SmolLM2", "Gemma", "## Limits"):
+        assert part in page, part
+    for own in json.loads((zoo.HERE / name / "config.json").read_text())["sampling"]:
+        assert flags(Sampling(**own)) in page
+    assert f'cdlm.load("{name}")' in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
+    """As it writes best: words that people use, as many different ones as in their texts, sentences that end."""
+    texts = models[name].sample(num=8, seed=0)
+    assert english([text.text for text in texts]) > 0.93
+    nats = [float(entropy(torch.tensor([text.tokens]))) for text in texts]
+    assert sum(nats) / len(nats) > 4.5
+    assert all(END not in text.text for text in texts)
+    assert sum(bool(re.search(r"[.!?][\"')]*$", text.text.strip())) for text in texts) >= 7
+    assert sum(text.text[:1].isupper() or text.text[:1] in "\"'" for text in texts) >= 7
+
+
+def test_a_blank_is_filled_with_words(models: dict[str, Model]) -> None:
+    text = "The old ___ sat on the ___ and looked at the sea."
+    for model in models.values():
+        found = model.infill(text, num=4, seed=0)
+        whole = re.compile(r"The old .+ sat on the .+ and looked at the sea\.", re.DOTALL)
+        assert all(whole.fullmatch(one.text) for one in found)
+        assert english([one.text for one in found]) > 0.9
+
+
+@pytest.mark.parametrize(("name", "nats"), [("mdlm", 0.8057), ("mcdlm-guided", 0.6007)])
+def test_hidden_words_are_as_likely_as_when_the_weights_were_made(
+    name: str, nats: float, models: dict[str, Model]
+) -> None:
+    """Weights that were mixed up, or rounded further, would show."""
+    law, tokens = models[name].denoiser, models[name].tokenizer
+    text = "It was a cold day in April, and the bells of the old church were ringing over the roofs of the town."
+    ids = [tokens.bos, *tokens.encode(text)]
+    x = torch.tensor([ids + [tokens.eos] * (256 - len(ids))])
+    hidden = x.clone()
+    hidden[0, 3 : len(ids) : 4] = law.vocab
+    said = law(hidden, 0.25)[0].gather(-1, x[0, :, None])[:, 0]
+    assert float(-said[hidden[0] == law.vocab].mean()) == pytest.approx(nats, rel=0.01)
+
+
+def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Model]) -> None:
+    done = command("sample", "--num", "1", "--device", "cpu")
+    text = succeed(done)
+    assert f"no model was named: {zoo.BEST} comes with cdlm" in text
+    assert f"as it writes best, with {flags(models[zoo.BEST].settings({}))}" in text
+    assert " ".join(models[zoo.BEST].sample(seed=0)[0].text.split())[:200] in " ".join(text.split())
+
+
+def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, Model]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cdlm.load("mdlm", "cpu").name == "mdlm"
+    assert cdlm.load(device="cpu").name == zoo.BEST
+    models["mdlm"].save_pretrained(tmp_path / zoo.BEST)  # a folder of that name is what is meant by it
+    assert cdlm.load(zoo.BEST, "cpu").folder == Path(zoo.BEST)
+    assert cdlm.load(device="cpu").folder == zoo.HERE / zoo.BEST
+    with pytest.raises(ValueError, match=r"a model of cdlm zoo \(.*mdlm\)"):
+        cdlm.load("nobody", "cpu")
+
+
+def test_the_list_names_them_all() -> None:
+    text = succeed(command("zoo"))
+    for name in NAMES:
+        assert name in text
+    for part in ("17.8M", "36 MB", "1.34B", "--order dilated", str(zoo.HERE)):
+        assert part in " ".join(text.split())
+    assert command("zoo", "--sise").returncode != 0
+
+
+def test_the_demo_shows_both_models_on_a_page(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    takes = run_demo(DemoConfig(steps=4, moons=False, device="cpu", out=out))
+    assert [take.model.name for take in takes[:2]] == list(reversed(zoo.names()))
+    assert [take.how.steps for take in takes] == [4, 4, 4, 4, 32, 32, 8, 64]
+    assert [take.how.order for take in takes[-2:]] == ["random"] * 2
+    page = (out / "index.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 2
+    for take in takes:
+        assert re.fullmatch(r"\d+ evaluations, \d+\.\d s, entropy \d\.\d\d nats", take.cost)
+        assert html.escape(take.text) in page
+        how = {"order": take.how.order, "steps": take.how.steps}
+        assert take.text == take.model.sample(seed=0, **how)[0].text.strip()
+    assert "<code>cdlm sample</code>" in page
+    outside = re.sub(r"base64,[^\"]+", "", page)
+    assert "http" not in outside
+    assert "<script" not in outside
+
+
+def test_a_demo_of_more_steps_than_tokens_shows_finished_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"length": 8, "framed": True, "padded": True}
+    for name in NAMES:
+        write_model(tmp_path / name, "masked", BPE, own=[{"steps": 4, "order": "dilated", "temperature": 0.5}], **small)
+    monkeypatch.setattr(zoo, "HERE", tmp_path)
+    takes = run_demo(DemoConfig(steps=40, moons=False, device="cpu", out=tmp_path / "demo"))
+    assert len(takes[0].frames) <= 9
+    assert all(max(take.frames[-1].tokens[0]) < take.model.denoiser.vocab for take in takes)
+    assert takes[-1].settings == "--steps 64 --order random --temperature 1"
+    assert "moons" not in (tmp_path / "demo" / "index.html").read_text()
+
+
+def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Model]) -> None:
+    """Not picked. The last digits of another CPU may turn one of them."""
+    page = (ROOT / "README.md").read_text()
+    shown = [" ".join(part.split()) for part in re.findall(r"^> (.+(?:\n> .+)*)", page, re.MULTILINE)]
+    shown = [part.replace("> ", "").replace("&lt;", "<") for part in shown]
+    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num=4, seed=0)]
+    assert len(shown) == 4
+    assert sum(text in shown for text in texts) >= 3
