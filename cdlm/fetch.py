@@ -70,11 +70,10 @@ def _instead(missing: Path) -> str:
     known = {
         str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
     }
-    if missing.parent == Path("."):
-        known |= {name: name for name in zoo.names()}
-    near = [missing.name] * (missing.name in known.values())
-    near = near or difflib.get_close_matches(missing.name, known.values(), n=3)
-    meant = ", ".join(sorted(path for path, name in known.items() if name in near))
+    there = known | {name: name for name in zoo.names() if missing.parent == Path()}
+    near = [missing.name] * (missing.name in there.values())
+    near = near or difflib.get_close_matches(missing.name, there.values(), n=3)
+    meant = ", ".join(sorted(path for path, name in there.items() if name in near))
     if missing.name in RECIPES and missing.name not in near and str(missing.parent) in (".", "runs"):
         train = f"train it first: cdlm train {missing.name} --data data"
         return f"{train}; or did you mean {meant}?" if meant else train

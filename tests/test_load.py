@@ -112,7 +112,8 @@ def test_the_hub_is_not_asked_for_a_path(source: str, hub: Path, monkeypatch: py
         ("runs/tiny-mdlm", r"train it first: cdlm train tiny-mdlm --data data; or did you mean runs/tiny-mcdlm\?$"),
         ("runs/zoo-mdlm", r"train it first: cdlm train zoo-mdlm --data data$"),
         ("models/mine", r"did you mean models/mine2\?$"),
-        ("other", r"a run \(there are: runs/tiny-mcdlm\), or an id of the model hub"),
+        ("other", r"a run \(there are: runs/tiny-mcdlm\), a model of cdlm zoo \(.*mdlm\), or a hub id"),
+        ("mdlmm", "did you mean mdlm"),
     ],
 )
 def test_a_run_that_is_not_there_is_guessed(
