@@ -28,7 +28,8 @@ class RunConfig:
     out: Path = Path("runs/run")
     """Folder of the run: checkpoints, metrics, samples."""
     init_from: Path | None = None
-    """A model folder or a run to start from; methods that distil need one. Otherwise weights are random."""
+    """A model folder, a run or a model of cdlm zoo to start from; methods that distil need one. Otherwise weights are
+    random."""
     network: Architecture = dataclasses.field(default_factory=Architecture)
     noise: Literal["log-linear", "cosine"] = "log-linear"
     """The noise schedule alpha(t)."""

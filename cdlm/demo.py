@@ -7,6 +7,7 @@ with the plain sampler; then two moons are learned and drawn. At the end all of 
 import contextlib
 import dataclasses
 import itertools
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         Sampling(self.steps)
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a file; give a folder to make")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +111,14 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> list[Take]:
         states, caption = [frame.tokens[0] for frame in one.frames], f"{one.model.name}: {one.cost}"
         drawn = animation(one.model, one.draft, states, caption)
         (config.out / f"{one.model.name}.svg").write_text(drawn, encoding="utf-8")
+    shown = [(one.model.name, one.settings, one.cost, one.text) for one in takes]
+    pictures, index = [config.out / f"{model.name}.svg" for model in models], config.out / "index.html"
+    index.write_text(page(shown, pictures, None, NEXT), encoding="utf-8")  # moons take longer: it is there before them
     if config.moons:
         learnt = MoonsConfig(train_steps=MOONS, seed=config.seed, device=config.device, out=config.out / "moons")
         run_moons(learnt, console)
-    shown = [(one.model.name, one.settings, one.cost, one.text) for one in takes]
-    pictures = [config.out / f"{model.name}.svg" for model in models]
-    moons = config.out / "moons" / "moons.png" if config.moons else None
-    (config.out / "index.html").write_text(page(shown, pictures, moons, NEXT), encoding="utf-8")
-    told = f"\n{config.out / 'index.html'}: all of it on one page; open it in a browser"
+        index.write_text(page(shown, pictures, learnt.out / "moons.png", NEXT), encoding="utf-8")
+    told = f"\n{index}: all of it on one page; open it in a browser"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{time.perf_counter() - began:.0f} s in all. Next, after  . .venv/bin/activate :", highlight=False)
     for command, about in NEXT.items():
@@ -175,6 +178,6 @@ def table(takes: list[Take]) -> Table:
     for heading in ("model", "settings", "took", "begins"):
         shown.add_column(heading, ratio=3 if heading == "begins" else 1)
     for one in takes:
-        begins = Line(" ".join(one.text.split())[:240])
+        begins = Line(textwrap.shorten(one.text, 240, placeholder=" …"))
         shown.add_row(one.model.name, one.settings, one.cost.replace(", ", "\n"), begins)
     return shown

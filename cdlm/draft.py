@@ -79,10 +79,17 @@ def has_blanks(text: str) -> bool:
 
 
 def continuation(
-    prompt: str, length: int, tokenizer: Tokenizer, framed: bool = False, causal: bool = False, own: int = 0
+    prompt: str,
+    length: int,
+    tokenizer: Tokenizer,
+    framed: bool = False,
+    causal: bool = False,
+    own: int = 0,
+    longer: bool = True,
 ) -> Draft:
     """A prompt and a hole up to `length` tokens. Without a prompt the model also writes the token that begins a block,
-    except for a causal one, which cannot draw its first token from anything. `own` is the model's own length."""
+    except for a causal one, which cannot draw its first token from anything. `own` is the model's own length,
+    `longer` whether it can write beyond that, in windows."""
     if not 2 <= length <= _LONGEST:
         raise ValueError(f"a text has at least 2 tokens, and at most {_LONGEST:,}; got the length {length}")
     lead = [tokenizer.bos] if causal or (framed and prompt) else []
@@ -92,7 +99,7 @@ def continuation(
         if own and len(lead + given) >= own:  # which is as long as its texts get, but for windows
             more, block = len(lead + given) + own // 2, own // 2
             windows = f", or write in windows: --length {more} --block {block} (in Python length={more}, block={block})"
-            way = "shorten it" + windows * (not causal)
+            way = "shorten it" + windows * (longer and not causal)
         raise ValueError(f"the prompt has {len(given)} tokens and leaves no room in a text of {length}; {way}")
     ids = lead + given
     holes = [(len(ids), length)]

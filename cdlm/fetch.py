@@ -15,11 +15,9 @@ NEEDED = ["*.json", "*.safetensors", "merges.txt"]
 def folder_of(source: str | Path) -> Path:
     """A folder here, a model that comes with the package, or a copy of a repository of the model hub; the hub is not
     asked for what is meant as a path."""
-    path = Path(source).expanduser()
+    path = zoo.found(Path(source).expanduser())
     if path.exists():
         return path
-    if (known := zoo.folder(str(source))) is not None:
-        return known
     if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         raise ValueError(f"{source} does not exist; {_instead(path)}")
     try:
@@ -72,7 +70,8 @@ def _instead(missing: Path) -> str:
     }
     there = known | {name: name for name in zoo.names() if missing.parent == Path()}
     near = [missing.name] * (missing.name in there.values())
-    near = near or difflib.get_close_matches(missing.name, there.values(), n=3)
+    near = near or [name for name in there.values() if name.startswith(missing.name.lower())]
+    near = near or difflib.get_close_matches(missing.name.lower(), there.values(), n=3)
     meant = ", ".join(sorted(path for path, name in there.items() if name in near))
     if missing.name in RECIPES and missing.name not in near and str(missing.parent) in (".", "runs"):
         train = f"train it first: cdlm train {missing.name} --data data"

@@ -37,16 +37,17 @@ def page(texts: Sequence[Shown], pictures: Sequence[Path], moons: Path | None, c
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>CDLM: what few steps buy</title><style>{_STYLE}</style></head><body>",
         "<h1>What few steps buy</h1>",
-        f"<p>{_safe(names)} begin with nothing but blanks and fill them anywhere, many at once, in a few steps. "
-        "Colours tell in which step a word was written; ∎ ends a text, and what stands behind is left out.</p>",
+        f"<p>{_safe(names)} begin with nothing but blanks and fill them anywhere, many at once, step by step. "
+        "Colours tell in which step a word was written; ∎ ends a text: what "
+        "stands among these is drawn here and left out of the text below.</p>",
         '<div class="two">',
         *(_figure(picture, text, _flags(settings)) for picture, (_, settings, _, text) in moving),
         "</div>",
         "<h2>In fewer steps, and in more</h2>",
-        "<p>The same models and seed, as they write best at that number of steps; the last two rows by the plain "
-        "sampler, in random order and from the law as it is. A step costs the same whatever it writes: with half of "
-        "them a text takes half the time, and more words are written at once, which know less of each other. One text "
-        "of each says little: docs/zoo.md has what two judges found in 64.</p>",
+        "<p>The same models and seed, with the settings that were found best for the nearest number of steps; the last "
+        "two rows by the plain sampler, in random order and from the law as it is. A step costs the same whatever it "
+        "writes: with half of them a text takes half the time, and more words are written at once, which know less of "
+        "each other. One text of each says little: docs/zoo.md has what two judges found in 64.</p>",
         '<div class="wide"><table><tr><th>model</th><th>settings</th><th>took</th><th>text</th></tr>',
         *(
             f'<tr><td class="few">{_safe(name)}</td><td>{_flags(settings)}</td>'

@@ -130,23 +130,26 @@ def show_recipes(console: Console) -> None:
 def show_zoo(console: Console) -> None:
     """The models that come with the package: what they are, how they write best, and where they lie."""
     table = Table(title="Models that come with cdlm", show_lines=True)
-    for heading in ("model", "trained by", "parameters", "on disk", "tokens seen", "writes best with"):
+    for heading in ("model", "trained by", "parameters", "on disk", "tokens seen"):
         table.add_column(heading, justify="right" if heading in ("parameters", "on disk", "tokens seen") else "left")
+    best: list[str] = []
     for name in zoo.names():
         folder = zoo.HERE / name
         config = read_object(folder / "config.json")
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         numbers = pretrained.count(folder)
-        trained, chain, seen = config["trained"], [], 0
+        trained, chain, seen = config["trained"], dict[str, None](), 0
         while trained:
-            chain.append(parse_method(trained["method"])[0].name)
+            chain[parse_method(trained["method"])[0].name] = None
             seen += trained["steps"] * trained["batch"] * trained["length"]
             trained = trained["from"]
-        best = "\n".join(flags(sampling_of(one)) for one in config["sampling"])
         table.add_row(
-            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B", best
+            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B"
         )
+        best += [f"{name} writes best with", *(f"  {flags(sampling_of(one))}" for one in config["sampling"])]
     console.print(table)
+    for line in best:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{zoo.HERE} has them, each with a card. Use them by name:", highlight=False, soft_wrap=True)
     for command, about in (
         ("cdlm sample", "the first of them writes four texts"),

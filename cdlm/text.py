@@ -175,8 +175,8 @@ class Model:
         if not length:
             raise ValueError(f"{self.name} does not say how long its texts are: give a length")
         causal = self.denoiser.process is None
-        drafts = [continuation(one, length, self.tokenizer, self.framed, causal, self.length) for one in prompts]
-        return _times(drafts, num)
+        about = (length, self.tokenizer, self.framed, causal, self.length, not self.padded)
+        return _times([continuation(one, *about) for one in prompts], num)
 
     def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
         """What `infill` writes."""
@@ -275,6 +275,7 @@ class Model:
                 over = next(draft for draft in drafts if len(draft.ids) == longest)
                 room, filled = self.length - longest + over.written, over.level is None and not over.continues
                 most = f"; beside its words, its blanks have room for {room} tokens at most" * (filled and room > 0)
+                most = most or "; its texts end within them, so that it writes no longer ones in windows" * self.padded
                 raise ValueError(
                     f"{longest} tokens are more than the {self.length} that {self.name} was trained on{most}"
                 )

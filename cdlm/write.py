@@ -101,6 +101,8 @@ class SampleConfig(Sampling):
         rewriting = self.rewrite is not None or self.input is not None
         if (self.clamp or self.noise != 0.5) and not rewriting:
             raise ValueError("--noise and --clamp go with --rewrite")
+        if self.prompt is not None and has_blanks(self.prompt):
+            raise ValueError("--prompt is continued as it is, and this one has blanks; --infill fills them")
         if self.length is not None and (self.infill is not None or self.rewrite is not None):
             raise ValueError("the text itself says how long it is: leave out --length")
         if self.watch and self.json:
@@ -338,7 +340,8 @@ def _summary(
     chosen = "" if config.model is not None else f"no model was named: {model.name} comes with cdlm (see cdlm zoo)\n"
     if not model.own:
         return f"{chosen}{line}"
-    near = nearest(model.own, how.steps)
-    as_best = how == model.settings({"steps": how.steps})
-    said = f"as it writes best{'' if near in model.own else ' near so many steps'}, " if as_best else ""
-    return f"{chosen}{line}\n{said}with {flags(how, model.own)}"
+    said = f"with {flags(how, model.own)}"
+    if how == model.settings({"steps": how.steps}):
+        best = next(one["steps"] for one in model.own if {**one, "steps": how.steps} == nearest(model.own, how.steps))
+        said = f"as it writes best{'' if best == how.steps else f' at {best} steps'}, {said}"
+    return f"{chosen}{line}\n{said}"

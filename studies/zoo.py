@@ -4,14 +4,16 @@
     python -m studies.zoo train --data tokens
     python -m studies.zoo export --models models
     python -m studies.zoo write --models models
+    python -m studies.zoo fresh
     python -m studies.zoo people --data tokens
     python -m studies.second_opinion studies/results/zoo --judge smollm2 --steps 8 16 32 64 128 --controls --num 32
     python -m studies.zoo read
 
 `train` runs the recipes zoo-base, zoo-mdlm and zoo-mcdlm-guided, 20 minutes of an H200 in all, and goes on where it was
 stopped. `export` makes folders of bfloat16 weights. `write` has both models write with every sampler of `grids`, to be
-judged; `people` puts held-out texts beside theirs; `read` looks at the words of all. `python -m studies.page` puts what
-was found into docs/zoo.md and the cards of the models (studies/zoo_tables.py).
+judged and chosen from; `fresh` has them write once more, from another seed, as they now say that they write best.
+`people` puts held-out texts beside theirs; `read` looks at the words of all. `python -m studies.page` puts what was
+found into docs/zoo.md and the cards of the models (studies/zoo_tables.py).
 """
 
 import argparse
@@ -38,6 +40,8 @@ from studies.words import again, english
 MODELS = {"mdlm": "MDLM", "mcdlm-guided": "MCDLM-guided"}
 """Folders of the zoo, and how tables call them."""
 PEOPLE, WORDS = "people", "words.json"
+FRESH, AGAIN = 1, "-fresh"
+"""The seed of the texts that no setting was chosen by, and how their folders end."""
 PART = 15_000_000
 """Bytes of a file of weights, at most."""
 SMALL: dict[str, Any] = {"steps": 4, "batch": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
@@ -78,6 +82,18 @@ def write(models: Path, out: Path, num: int, device: str, names: list[str]) -> N
             (out / name / RESULTS).touch()  # which judges look for
 
 
+def fresh(models: Path, out: Path, num: int, device: str, names: list[str]) -> None:
+    """Texts of another seed by the settings that were chosen, which saw those of the first."""
+    for name in names:
+        for own in cdlm.load(models / name, "cpu").own:
+            which = (f"{MODELS[name]}={models / name}",)
+            place = out / f"{name}{AGAIN}"
+            asked: dict[str, Any] = {"judge": ("none",), "num": num, "batch": 64, "device": device, "out": place}
+            cell = {setting: (value,) for setting, value in own.items()}
+            evaluate(EvalConfig(which, seed=FRESH, **asked, **cell), Console(width=160, highlight=False))
+            (place / RESULTS).touch()
+
+
 def people(data: Path, out: Path, num: int) -> None:
     """Held-out blocks of people's, as a file of texts: what the judges say of these is the aim."""
     tokens, words = open_tokens(data, "valid"), Tokenizer.load(data / "tokenizer.json")
@@ -96,7 +112,7 @@ def people(data: Path, out: Path, num: int) -> None:
 def read(out: Path) -> None:
     """Which of the words are English, and which are said again: kept as numbers, as the texts themselves are not."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in (PEOPLE, *MODELS):
+    for name in (PEOPLE, *MODELS, *(f"{name}{AGAIN}" for name in MODELS)):
         files = sorted((out / name / "samples").glob("*.jsonl"))
         texts = {path.name: [line["text"] for line in read_samples(path).lines] for path in files}
         found[name] = {
@@ -109,7 +125,7 @@ def read(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["train", "export", "write", "people", "read"])
+    parser.add_argument("stage", choices=["train", "export", "write", "fresh", "people", "read"])
     parser.add_argument("--data", type=Path, default=Path("tokens"), help="folder written by cdlm prepare")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the training runs")
     parser.add_argument("--models", type=Path, default=Path("cdlm/zoo"), help="folder of the folders of models")
@@ -129,7 +145,8 @@ def main() -> None:
     elif asked.stage == "read":
         read(asked.out)
     else:
-        write(asked.models, asked.out, asked.num, asked.device, asked.names)
+        stage = write if asked.stage == "write" else fresh
+        stage(asked.models, asked.out, asked.num, asked.device, asked.names)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What was measured of the models that come with the package, as tables and a picture, for docs/zoo.md and cards."""
 
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from cdlm.files import read_object
 from cdlm.plot import canvas
 from cdlm.sample import Sampling, flags, sampling_of
 from cdlm.zoo import HERE
-from studies.zoo import MODELS, PEOPLE, WORDS
+from studies.zoo import AGAIN, FRESH, MODELS, PEOPLE, WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PICTURES = ROOT / "studies" / "results" / "zoo", ROOT / "docs" / "study"
@@ -86,11 +87,24 @@ def results() -> str:
     return table(["steps", "model", "sampler", *HEAD], lines)
 
 
+def fresh() -> str:
+    """Both models as they write best, in texts of another seed."""
+    lines = []
+    for name in MODELS:
+        for each in cells(f"{name}{AGAIN}"):
+            row = each["smollm2"]
+            lines.append([str(row["sampling"]["steps"]), name, settings(row), *measured(each)])
+    return table(["steps", "model", "sampler", *HEAD], sorted(lines, key=lambda line: int(line[0])))
+
+
 def card(name: str) -> str:
+    """Of the first seed, then of the other one, then people's."""
     lines = [
-        [str(each["smollm2"]["sampling"]["steps"]), settings(each["smollm2"]), *measured(each)] for each in cells(name)
+        [str(each["smollm2"]["sampling"]["steps"]), seed, settings(each["smollm2"]), *measured(each)]
+        for seed, row in (("0", name), (str(FRESH), f"{name}{AGAIN}"))
+        for each in cells(row)
     ]
-    return table(["steps", "sampler", *HEAD], [*lines, ["", "people, held out", *people()]])
+    return table(["steps", "seed", "sampler", *HEAD], [*lines, ["", "", "people, held out", *people()]])
 
 
 def texts() -> str:
@@ -104,7 +118,8 @@ def texts() -> str:
             path = RESULTS / name / "samples" / best["file"]
             if not path.is_file():
                 return ""
-            text = " ".join(read_samples(path).lines[0]["text"].partition("<|endoftext|>")[0][:CUT].split())
+            whole = read_samples(path).lines[0]["text"].partition("<|endoftext|>")[0]
+            text = textwrap.shorten(whole, CUT, placeholder=" …")
             parts.append(f"**{name}**, {settings(best, steps=True)}\n\n> {text}\n")
     return "\n".join(parts)
 
@@ -142,6 +157,7 @@ def draw(out: Path) -> None:
 
 TABLES: dict[str, Callable[[], str]] = {
     "results": results,
+    "fresh": fresh,
     "texts": texts,
     **{f"card-{name}": lambda name=name: card(name) for name in MODELS},  # type: ignore[misc]
 }

@@ -113,7 +113,9 @@ def test_the_hub_is_not_asked_for_a_path(source: str, hub: Path, monkeypatch: py
         ("runs/zoo-mdlm", r"train it first: cdlm train zoo-mdlm --data data$"),
         ("models/mine", r"did you mean models/mine2\?$"),
         ("other", r"a run \(there are: runs/tiny-mcdlm\), a model of cdlm zoo \(.*mdlm\), or a hub id"),
-        ("mdlmm", "did you mean mdlm"),
+        ("mdlmm", r"did you mean mdlm\?$"),
+        ("MDLM", r"did you mean mdlm\?$"),
+        ("mcdlm", r"train it first: .*; or did you mean mcdlm-guided\?$"),
     ],
 )
 def test_a_run_that_is_not_there_is_guessed(

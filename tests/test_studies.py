@@ -79,7 +79,7 @@ def test_the_pages_of_the_studies_say_what_their_results_say(path: Path, tmp_pat
         folders = tuple(sorted((ROOT / "studies" / "results" / part).iterdir()))
         known = part in ("main", "ablations")
         write_report(ReportConfig(folders, tmp_path / part, compare="paper" if known else "none"))
-    blocks = {"study": 25, "study-samples": 1, "ablations": 5, "search": 6, "zoo": 2, "README": 1}
+    blocks = {"study": 25, "study-samples": 1, "ablations": 5, "search": 6, "zoo": 3, "README": 1}
     assert len(page.BLOCK.findall(text)) == blocks[path.stem]
     assert page.fill(text, tmp_path, tmp_path / "pictures") == text
 
@@ -122,17 +122,23 @@ def test_the_zoo_in_the_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert cdlm.load(tmp_path / "models" / "mdlm", "cpu").padded
     monkeypatch.setattr(zoo, "grids", lambda: [{"steps": (2,), "order": ("dilated",), "guidance": (0.5,)}])
     zoo.write(tmp_path / "models", tmp_path / "out", 2, "cpu", list(zoo.MODELS))
+    config = tmp_path / "models" / "mdlm" / "config.json"
+    own = [{"steps": steps, "order": "dilated", "temperature": 0.8} for steps in (2, 3)]
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"sampling": own}))
+    done = run("zoo", "fresh", *where)
+    assert done.returncode == 0, done.stderr
     zoo.read(tmp_path / "out")
     found = json.loads((tmp_path / "out" / "words.json").read_text())
-    assert {name: len(files) for name, files in found.items()} == {"people": 1, "mdlm": 1, "mcdlm-guided": 1}
+    counts = {"people": 1, "mdlm": 1, "mcdlm-guided": 1, "mdlm-fresh": 2, "mcdlm-guided-fresh": 0}
+    assert {name: len(files) for name, files in found.items()} == counts
     (people,) = found["people"].values()
     assert people["english"] == 1.0
     judge = write_model(tmp_path / "judge", "causal", BPE, length=64)
-    for row in ("people", "mdlm"):
-        flags = ["--judge", judge, "--steps", 2, 8, "--controls", "--num", 2, "--match", f"^{row}/"]
+    for row, count in (("people", 1), ("mdlm", 1), ("mdlm-fresh", 2)):
+        flags = ["--judge", judge, "--steps", 2, 3, "--controls", "--num", 2, "--match", f"^{row}/"]
         done = run("second_opinion", tmp_path / "out", *flags)
         assert done.returncode == 0, done.stderr
-        assert len(read_rows(tmp_path / "out" / row)) == 1
+        assert [line["seed"] for line in read_rows(tmp_path / "out" / row)] == [int("fresh" in row)] * count
 
 
 def test_second_opinion_needs_texts(tmp_path: Path) -> None:

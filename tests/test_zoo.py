@@ -38,8 +38,9 @@ def models() -> dict[str, Model]:
 def test_there_are_two_and_the_best_is_first() -> None:
     assert sorted(zoo.names()) == NAMES
     assert zoo.names()[0] == zoo.BEST
-    assert zoo.folder("mdlm") == zoo.HERE / "mdlm"
-    assert zoo.folder("../zoo/mdlm") is zoo.folder("") is zoo.folder("nobody") is None
+    assert zoo.found(Path("mdlm")) == zoo.HERE / "mdlm"
+    for other in (Path("nobody"), Path("../zoo/mdlm"), Path()):
+        assert zoo.found(other) is other
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,6 +138,17 @@ def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
         cdlm.load("nobody", "cpu")
 
 
+def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
+    """With its tokenizer, by its name too; the new model tells where it comes from."""
+    (tmp_path / "text.txt").write_text("The sea was calm, and the ship lay still. " * 400)
+    told = ["--tokenizer", "mdlm", "--length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
+    succeed(command("prepare", str(tmp_path / "text.txt"), *told))
+    run = ["--init-from", "mdlm", "--steps", "1", "--batch", "1", "--no-compile", "--samples", "0", "--device", "cpu"]
+    run += ["--valid-batches", "1", "--out", str(tmp_path / "run")]
+    succeed(command("train", "zoo-mdlm", "--data", str(tmp_path / "tokens"), *run))
+    assert cdlm.load(tmp_path / "run", "cpu").trained["from"] == cdlm.load("mdlm", "cpu").trained
+
+
 def test_the_list_names_them_all() -> None:
     text = succeed(command("zoo"))
     for name in NAMES:
@@ -163,6 +175,8 @@ def test_the_demo_shows_both_models_on_a_page(tmp_path: Path) -> None:
     outside = re.sub(r"base64,[^\"]+", "", page)
     assert "http" not in outside
     assert "<script" not in outside
+    with pytest.raises(ValueError, match="is a file; give a folder"):
+        DemoConfig(out=out / "index.html")
 
 
 def test_a_demo_of_more_steps_than_tokens_shows_finished_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

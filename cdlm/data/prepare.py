@@ -54,7 +54,8 @@ class PrepareConfig:
     source: Corpus = "plain"
     """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus."""
     tokenizer: str = BYTES
-    """`bytes` (257 ids, nothing to download), a tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
+    """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
+    name of a model of cdlm zoo, which has its own."""
     train_vocab: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cdlm import zoo
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -38,10 +40,11 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """Open `bytes`, a tokenizer.json, a folder that holds one, or one with GPT-2's vocab.json and merges.txt."""
+        """Open `bytes`, a tokenizer.json, a folder that holds one, one with GPT-2's vocab.json and merges.txt, or the
+        one of a model that comes with cdlm."""
         if str(path) == BYTES:
             return Tokenizer(BYTES, None, 257, 256, 256)
-        path = Path(path)
+        path = zoo.found(Path(path))
         if path.is_dir() and (path / FILE).is_file():
             path = path / FILE
         if path.is_dir():

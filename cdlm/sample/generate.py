@@ -199,7 +199,10 @@ def sampling_of(how: dict[str, Any], own: Own = ()) -> Sampling:
     best = nearest(own, Sampling(steps=how.get("steps")).steps)  # refused here if they are none
     other = any(name in how and how[name] != best.get(name, getattr(Sampling, name)) for name in KINDS)
     other = other or how.get("precision") == "naive-fp32"  # the published one, which knows no guidance
-    return Sampling(**({} if other else best) | how)
+    chosen = Sampling(**({} if other else best) | how)
+    if own and chosen.steps is None and chosen.order != "first-hitting" and not chosen.times():
+        return dataclasses.replace(chosen, steps=STEPS)  # which is not the model's own number, and should be seen
+    return chosen
 
 
 def asked(how: Sampling, own: Own = ()) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from cdlm import zoo
 from cdlm.config import RunConfig, completed, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
@@ -178,12 +179,13 @@ def build(
     torch.manual_seed(config.seed)
     network = Denoiser(config.network, process, vocab)
     if config.init_from is not None and fresh:
-        if not config.init_from.exists():
+        start = zoo.found(config.init_from)
+        if not start.exists():
             raise ValueError(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
                 f"{_command(config.init_from)}, or name another with --init-from"
             )
-        given = load(config.init_from)
+        given = load(start)
         ours, theirs = _comparable(describe(network)), _comparable(describe(given))
         weights = given.state_dict()
         if given.vocab == vocab + 1 and ours["process"] and ours["process"]["name"] == "uniform":
@@ -302,7 +304,7 @@ def _history(config: RunConfig) -> dict[str, Any] | None:
     """How the model that this run starts from was trained, as far as its folder says."""
     if config.init_from is None:
         return None
-    trained: dict[str, Any] | None = read_object(newest(config.init_from) / "config.json").get("trained")
+    trained: dict[str, Any] | None = read_object(newest(zoo.found(config.init_from)) / "config.json").get("trained")
     return trained
 
 

@@ -13,6 +13,6 @@ def names() -> list[str]:
     return sorted(found, key=lambda name: name != BEST)
 
 
-def folder(name: str) -> Path | None:
-    """The folder of a model by its name; None if there is none of that name."""
-    return HERE / name if name in names() else None
+def found(path: Path) -> Path:
+    """What is meant by a path: itself if it is there, else the model of that name, if there is one."""
+    return HERE / path if not path.exists() and str(path) in names() else path

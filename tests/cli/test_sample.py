@@ -242,6 +242,7 @@ def test_braces_in_a_text_file_are_text(write, tmp_path: Path) -> None:
         ({"prompt": "a", "infill": "b___"}, "give one of --prompt and --infill"),
         ({"infill": "b___", "rewrite": "a"}, "give one of --infill and --rewrite"),
         ({"prompt": "a", "input": "-"}, "give one of --prompt and --input"),
+        ({"prompt": "the ___ sat"}, "--infill fills them"),
         ({"noise": 0.3}, "--noise and --clamp go with --rewrite"),
         ({"noise": 0.3, "infill": "a___"}, "--noise and --clamp go with --rewrite"),
         ({"clamp": True, "prompt": "a"}, "--noise and --clamp go with --rewrite"),
