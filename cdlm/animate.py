@@ -120,8 +120,7 @@ def _visible(model: Model, draft: Draft, ids: Sequence[int]) -> list[str | None]
     """A text token by token, ends of text as a mark, without tokens that are no part of it."""
     marks = {model.tokenizer.eos: " ∎ ", model.tokenizer.bos: " ∎ "}
     pieces = [marks.get(one, _printable(piece)) for one, piece in zip(ids, model.tokenizer.pieces(ids), strict=True)]
-    begins, end = draft.begins(ids, draft.lead), len(draft.ids) - draft.tail
-    return [*([""] * begins), *pieces[begins:end], *([""] * len(pieces[end:]))]
+    return draft.visible(ids, pieces)
 
 
 def _printable(piece: str | None) -> str | None:

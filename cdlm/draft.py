@@ -4,12 +4,15 @@ What is given stays, byte for byte: it is kept verbatim and put around the decod
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Sequence
 
 from cdlm.data.tokenizer import Tokenizer
 
 HOLE = -1
+MOST = 1_000_000
+"""Texts of one call."""
 _BLANK = re.compile(r"_{3,}|\[MASK(?::(\d+))?\]")
 _WIDEST, _LONGEST = 100_000, 10_000_000
 
@@ -68,6 +71,11 @@ class Draft:
     def begins(self, ids: Sequence[int], begin: int) -> int:
         """Where the text of a hole begins."""
         return 1 if begin == 0 and self.start is not None and list(ids[:1]) == [self.start] else begin
+
+    def visible(self, ids: Sequence[int], pieces: Sequence[str | None]) -> list[str | None]:
+        """What the tokens show, without those that are no part of the text."""
+        begins, end = self.begins(ids, self.lead), len(self.ids) - self.tail
+        return ["" if not begins <= place < end else piece for place, piece in enumerate(pieces)]
 
     def lends(self, before: str) -> bool:
         """Where the text before a hole ends in a space already, that of the first word is one too many."""
@@ -147,6 +155,19 @@ def noised(text: str, tokenizer: Tokenizer, t: float = 0.5, clamp: bool = False,
     if not ids:
         raise ValueError("there is no text to rewrite; give at least one token")
     return Draft([tokenizer.bos] * framed + ids, [text], [], int(framed), level=t, clamp=clamp)
+
+
+def times(drafts: list[Draft], num: int) -> list[Draft]:
+    """Each of them `num` times."""
+    try:
+        operator.index(num)
+    except TypeError:
+        raise TypeError(f"num is how many texts to write; got {num!r}; a text to continue goes with prompt=") from None
+    if not 1 <= num <= MOST:
+        raise ValueError(f"write at least one text, and at most {MOST:,}; got num {num}")
+    if not drafts:
+        raise ValueError("there is nothing to write: no prompt was given")
+    return [draft for draft in drafts for _ in range(num)]
 
 
 def _encode(text: str, tokenizer: Tokenizer, open_end: bool = False) -> list[int]:

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from cdlm import zoo
@@ -58,6 +59,17 @@ def reason(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
+    words = (word.partition("=") for word in models)
+    found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
+    labels = [label for label, _ in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice:
+        raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
+    return found
 
 
 def _instead(missing: Path) -> str:

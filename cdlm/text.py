@@ -25,9 +25,10 @@ from torch import Tensor
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.draft import HOLE, Draft, blanks, continuation, ended, has_blanks, noised, trimmed
+from cdlm.draft import HOLE, Draft, blanks, continuation, ended, has_blanks, noised, times, trimmed
 from cdlm.fetch import folder_of
 from cdlm.files import read_object
+from cdlm.manner import about_text, own_settings
 from cdlm.model import pretrained
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.record import accelerate
@@ -49,8 +50,6 @@ from cdlm.types import Tokens
 
 MASK = "░"
 _PADDED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
-MOST = 1_000_000
-"""Texts of one call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,15 +175,15 @@ class Model:
             raise ValueError(f"{self.name} does not say how long its texts are: give a length")
         causal = self.denoiser.process is None
         about = (length, self.tokenizer, self.framed, causal, self.length, not self.padded)
-        return _times([continuation(one, *about) for one in prompts], num)
+        return times([continuation(one, *about) for one in prompts], num)
 
     def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
         """What `infill` writes."""
-        return _times([self.filled(blanks(one, self.tokenizer, width, self.framed)) for one in texts], num)
+        return times([self.filled(blanks(one, self.tokenizer, width, self.framed)) for one in texts], num)
 
     def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
         """What `rewrite` writes."""
-        return _times([self.filled(noised(one, self.tokenizer, t, clamp, self.framed)) for one in texts], num)
+        return times([self.filled(noised(one, self.tokenizer, t, clamp, self.framed)) for one in texts], num)
 
     def filled(self, draft: Draft) -> Draft:
         """A text that is given whole, as a padded model knows it: with its end, which it does not write elsewhere."""
@@ -366,53 +365,13 @@ def load(
         )
     if compile:
         accelerate(denoiser)
-    about = _about_text(config.get("text"), folder) if "text" in config else {"length": _peers_length(config)}
+    about = about_text(config, folder)
     name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
     trained = config.get("trained") or {}
-    own = _own_settings(config, folder)
+    own = own_settings(config, folder)
     return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, own=own, **about)
-
-
-def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
-    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
-    words = (word.partition("=") for word in models)
-    found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
-    labels = [label for label, _ in found]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice:
-        raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
-    return found
-
-
-def _about_text(text: Any, folder: Path) -> dict[str, Any]:
-    """The part of a config.json that tells how its texts are written, checked."""
-    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool, "padded": bool}
-    if not isinstance(text, dict) or "length" not in text:
-        raise pretrained.LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
-    for name, value in text.items():
-        if type(value) is not kinds.get(name) or (name == "length" and text["length"] < 0):
-            raise pretrained.LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
-    return text
-
-
-def _own_settings(config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The part of a config.json that tells how its model writes best, checked; a peer's may mean something else."""
-    own = config.get("sampling", []) if config.get("format") == "cdlm" else []
-    try:
-        own = [{name: value for name, value in dict(one).items() if value is not None} for one in own]
-        if any(sampling_of(one).steps is None for one in own):
-            raise ValueError("it does not say for how many steps")
-    except (TypeError, ValueError) as error:
-        raise pretrained.LayoutError(f'{folder / "config.json"} has a damaged "sampling": {error}') from None
-    return own
-
-
-def _peers_length(config: dict[str, Any]) -> int:
-    """Tokens in a text, by the names that MDLM, UDLM and DUO (model_length) or SDTT (model.length) give it."""
-    model = config.get("model")
-    return int(config.get("model_length") or (model.get("length", 0) if isinstance(model, dict) else 0))
 
 
 def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
@@ -427,15 +386,3 @@ def _shown(states: Iterable[State], show: Callable[[State, int], None], size: in
 
 def _several(texts: str | Sequence[str] | None) -> Sequence[str]:
     return [texts or ""] if texts is None or isinstance(texts, str) else texts
-
-
-def _times(drafts: list[Draft], num: int) -> list[Draft]:
-    try:
-        operator.index(num)
-    except TypeError:
-        raise TypeError(f"num is how many texts to write; got {num!r}; a text to continue goes with prompt=") from None
-    if not 1 <= num <= MOST:
-        raise ValueError(f"write at least one text, and at most {MOST:,}; got num {num}")
-    if not drafts:
-        raise ValueError("there is nothing to write: no prompt was given")
-    return [draft for draft in drafts for _ in range(num)]

@@ -21,10 +21,10 @@ from rich.text import Text as Line
 from cdlm.animate import animation
 from cdlm.data.tokenizer import END
 from cdlm.devices import Device, Dtype, few_threads
-from cdlm.draft import Draft, has_blanks
+from cdlm.draft import MOST, Draft, has_blanks
 from cdlm.eval.diversity import entropy
 from cdlm.sample import Sampling, State, asked, flags, nearest
-from cdlm.text import MOST, Frame, Model, Text, load
+from cdlm.text import Frame, Model, Text, load
 
 KINDS: tuple[Literal["prompt", "infill", "rewrite"], ...] = ("prompt", "infill", "rewrite")
 
@@ -342,6 +342,6 @@ def _summary(
         return f"{chosen}{line}"
     said = f"with {flags(how, model.own)}"
     if how == model.settings({"steps": how.steps}):
-        best = next(one["steps"] for one in model.own if {**one, "steps": how.steps} == nearest(model.own, how.steps))
+        best = nearest(model.own, how.steps)["steps"]
         said = f"as it writes best{'' if best == how.steps else f' at {best} steps'}, {said}"
     return f"{chosen}{line}\n{said}"

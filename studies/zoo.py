@@ -76,22 +76,21 @@ def write(models: Path, out: Path, num: int, device: str, names: list[str]) -> N
     """Texts of every cell, to be judged elsewhere; those that are there are not written again."""
     for grid in grids():
         for name in names:
-            which = (f"{MODELS[name]}={models / name}",)
-            asked: dict[str, Any] = {"judge": ("none",), "num": num, "batch": 64, "device": device, "out": out / name}
-            evaluate(EvalConfig(which, **asked, **grid), Console(width=160, highlight=False))
-            (out / name / RESULTS).touch()  # which judges look for
+            _write(models / name, out / name, num, device, grid)
 
 
 def fresh(models: Path, out: Path, num: int, device: str, names: list[str]) -> None:
     """Texts of another seed by the settings that were chosen, which saw those of the first."""
     for name in names:
         for own in cdlm.load(models / name, "cpu").own:
-            which = (f"{MODELS[name]}={models / name}",)
-            place = out / f"{name}{AGAIN}"
-            asked: dict[str, Any] = {"judge": ("none",), "num": num, "batch": 64, "device": device, "out": place}
             cell = {setting: (value,) for setting, value in own.items()}
-            evaluate(EvalConfig(which, seed=FRESH, **asked, **cell), Console(width=160, highlight=False))
-            (place / RESULTS).touch()
+            _write(models / name, out / f"{name}{AGAIN}", num, device, cell, FRESH)
+
+
+def _write(model: Path, out: Path, num: int, device: str, grid: dict[str, Any], seed: int = 0) -> None:
+    asked: dict[str, Any] = {"judge": ("none",), "num": num, "batch": 64, "device": device, "seed": seed, "out": out}
+    evaluate(EvalConfig((f"{MODELS[model.name]}={model}",), **asked, **grid), Console(width=160, highlight=False))
+    (out / RESULTS).touch()  # which judges look for
 
 
 def people(data: Path, out: Path, num: int) -> None:

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 from cdlm.devices import Device, Dtype
 from cdlm.eval.judge import Protocol
 from cdlm.eval.sets import Set
-from cdlm.fetch import install
+from cdlm.fetch import install, labelled
 from cdlm.sample import Sampling
 from cdlm.sample.confidence import Confidence
 from cdlm.sample.correct import Kind
 from cdlm.sample.grid import Tail
 from cdlm.sample.order import Order
-from cdlm.text import Model, labelled
+from cdlm.text import Model
 
 Task = Literal["unconditional", "conditional", "likelihood", "consistency"]
 PAPER, ROBUST = 32, 256

@@ -181,8 +181,8 @@ Own = Sequence[dict[str, Any]]
 def nearest(own: Own, steps: int | None) -> dict[str, Any]:
     """Those for the number of steps closest by ratio, as few steps want other guidance than many; or the usual ones."""
     if not own or steps is None:
-        return dict(own[0]) if own else {}
-    return {**min(own, key=lambda one: abs(math.log(one["steps"] / steps))), "steps": steps}
+        return own[0] if own else {}
+    return min(own, key=lambda one: abs(math.log(one["steps"] / steps)))
 
 
 def sampling_of(how: dict[str, Any], own: Own = ()) -> Sampling:

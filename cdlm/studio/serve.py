@@ -11,7 +11,8 @@ from rich.console import Console
 
 from cdlm import zoo
 from cdlm.devices import Device, Dtype
-from cdlm.text import labelled, load
+from cdlm.fetch import labelled
+from cdlm.text import load
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
 UNREAD = 1 << 18

@@ -135,10 +135,9 @@ def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
 
 def _visible(asked: Order, ids: Sequence[int], number: int) -> list[str | None]:
     """Its pieces, without those of tokens that are no part of it; an end of text shows as a mark."""
-    draft, words = asked.drafts[number], asked.model.tokenizer
+    words = asked.model.tokenizer
     pieces = ["∎" if one == words.eos else piece for one, piece in zip(ids, words.pieces(ids), strict=True)]
-    begins, end = draft.begins(ids, draft.lead), len(draft.ids) - draft.tail
-    return [""] * begins + pieces[begins:end] + [""] * len(pieces[end:])
+    return asked.drafts[number].visible(ids, pieces)
 
 
 def _probability(chances: Sequence[float], place: int) -> float | None:
@@ -147,11 +146,11 @@ def _probability(chances: Sequence[float], place: int) -> float | None:
 
 
 def _choice(asked: Order, frame: Frame, number: int) -> Choice:
-    ids, model, draft = frame.tokens[number], asked.model, asked.drafts[number]
-    said = model.finished(ids, draft) if model.padded else ids
+    ids, model = frame.tokens[number], asked.model
+    said = model.finished(ids, asked.drafts[number]) if model.padded else ids
     return Choice(
         index=number,
-        text=model.show(said) if asked.whole else draft.text(said, model.show),
+        text=model.show(said) if asked.whole else frame.texts[number],
         tokens=ids,
         pieces=[piece or "" for piece in _visible(asked, ids, number)],
         evaluations=frame.evaluations[number],

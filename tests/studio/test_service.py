@@ -1,7 +1,6 @@
 """The service over HTTP: what it writes is what the library writes, and what it refuses it explains."""
 
 import asyncio
-import dataclasses
 import json
 import time
 import tracemalloc
@@ -85,22 +84,6 @@ def test_every_control_reaches_the_sampler(client: TestClient, more: dict[str, A
     truth = MODELS["masked"].sample(1, 20, steps=6, **more)
     assert found["choices"][0]["tokens"] == truth[0].tokens
     assert found["choices"][0]["tokens"] != plain["choices"][0]["tokens"]
-
-
-def test_a_model_writes_as_it_writes_best_where_a_request_is_silent() -> None:
-    own = {"steps": 12, "order": "dilated", "temperature": 0.7}
-    model = dataclasses.replace(MODELS["framed"], own=[own], padded=True)
-    with TestClient(create_app({"best": model}, limits=Limits(steps=8))) as client:
-        assert client.get("/v1/models").json()["data"][0]["sampling"] == [own]
-        for asked, how in (
-            ({}, {**own, "steps": 8}),  # no more than the limit, whatever the model says
-            ({"steps": 4}, {**own, "steps": 4}),
-            ({"order": "random", "steps": 4}, {"order": "random", "steps": 4}),
-        ):
-            found = client.post("/v1/completions", json={"seed": 3, **asked}).json()["choices"][0]
-            truth = model.sample(seed=3, **how)[0]
-            assert found["text"] == truth.text
-            assert found["tokens"][: len(truth.tokens)] == truth.tokens
 
 
 def test_a_stream_ends_as_the_answer_would(client: TestClient) -> None:
