@@ -99,13 +99,15 @@ def serve(config: StudioConfig, console: Console) -> None:
 
 
 def _listener(config: StudioConfig) -> socket.socket:
-    """Taken before anything is printed, so that the address in the message is the one."""
+    """Taken before anything is printed, so that the address in the message is the one, and whoever opens it at once
+    waits instead of being refused."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
     try:
         found.bind((config.host, config.port))
+        found.listen()
     except OSError as error:
         found.close()
         other = f"; try --port {config.port + 1}" if "in use" in str(error) else ""

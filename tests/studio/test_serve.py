@@ -44,15 +44,8 @@ def studio(*flags: object, **env: str) -> Iterator[tuple[str, subprocess.Popen[s
 def get(url: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json", **headers}
-    for _ in range(50):  # it listens a moment after it has said so
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=20) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError:
-            raise
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    raise AssertionError(f"{url} does not answer")
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=20) as answer:
+        return json.loads(answer.read())
 
 
 @pytest.fixture(scope="module")
