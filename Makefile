@@ -16,7 +16,7 @@ help:
 	@echo "make soak    the tests that take minutes, and the judges they need"
 	@echo "make gpu     the tests that need an accelerator, and the benchmarks"
 	@echo "make bench   all benchmarks, each beside its plain version"
-	@echo "make lint    style and types"
+	@echo "make lint    style, types, and which package may import which"
 	@echo "make locked  install what the tests need, every download compared with its hash in requirements.lock"
 	@echo "make lock    write requirements.lock anew; make audit: compare it with known vulnerabilities"
 
@@ -44,6 +44,7 @@ lint: $(VENV)/.developed
 	$(BIN)/ruff check cdlm tests benchmarks studies docs
 	$(BIN)/ruff format --check cdlm tests benchmarks studies docs
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.developed
 	$(BIN)/ruff check --fix cdlm tests benchmarks studies docs
@@ -68,7 +69,7 @@ audit: $(VENV)/.tools
 	$(VENV)/tools/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .schemathesis
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cdlm needs Python 3.11 or newer; run: make PYTHON=python3.11 ...")'

@@ -6,7 +6,9 @@ import sys
 
 def main() -> None:
     try:
-        _run()
+        from cdlm.cli.main import cli
+
+        cli()
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -15,21 +17,22 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(1)
     except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"cdlm: {error}")
+        sys.exit(f"cdlm: {_advised(error)}")
     except KeyboardInterrupt:
         print("cdlm: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def _run() -> None:
-    import torch
+def _advised(error: Exception) -> str:
+    """The message; where a model is missing that a recipe trains, with the command that trains it."""
+    from cdlm.hub import ModelNotFoundError
 
-    torch.set_flush_denormal(True)  # tiny probabilities make denormals, which slow a CPU down tenfold
-    try:
-        from cdlm.cli import cli
-    except ModuleNotFoundError as error:
-        sys.exit(f"cdlm: the command line needs {error.name}, which is not installed; run: pip install {error.name}")
-    cli()
+    if isinstance(error, ModelNotFoundError):
+        from cdlm.train.recipes import RECIPES
+
+        if error.source.name in RECIPES and str(error.source.parent) in (".", "runs"):
+            return f"{error}; or train it: cdlm train {error.source.name} --data data"
+    return str(error)
 
 
 if __name__ == "__main__":

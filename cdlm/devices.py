@@ -1,4 +1,7 @@
-"""Where and in what precision to compute: the meaning of --device and --dtype, everywhere the same."""
+"""Where and in what precision to compute: the meaning of --device and --dtype, everywhere the same.
+
+torch is imported when a function runs: configurations refer to the types `Device` and `Dtype`, and must start fast.
+"""
 
 import contextlib
 import functools
@@ -6,9 +9,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["float32", "bfloat16", "float64"]
@@ -17,8 +21,10 @@ SMALL = 1_000_000
 """Parameters below which threads gain nothing on a CPU."""
 
 
-def pick_device(name: Device = "auto") -> torch.device:
+def pick_device(name: Device = "auto") -> "torch.device":
     """The device of that name; `auto` is the best one present."""
+    import torch
+
     if name not in get_args(Device):
         raise ValueError(f"unknown device {name!r}; choose from {', '.join(get_args(Device))}")
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -29,7 +35,7 @@ def pick_device(name: Device = "auto") -> torch.device:
     return torch.device(name)
 
 
-def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def send(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
     """The tensor there; from the host to a GPU without waiting for what it is computing."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -37,12 +43,14 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def few_threads(device: torch.device, parameters: int) -> Iterator[None]:
+def few_threads(device: "torch.device", parameters: int) -> Iterator[None]:
     """One thread for the host of a GPU, and for a network too small to share, unless OMP_NUM_THREADS says otherwise.
 
     Threads wait for the slowest of them, and on cores that other processes use that is long: what the host does in a
     step took one thread 0.6 ms, and two threads on two busy cores 47 ms.
     """
+    import torch
+
     before = torch.get_num_threads()
     if (device.type != "cpu" or parameters < SMALL) and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
@@ -52,13 +60,17 @@ def few_threads(device: torch.device, parameters: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def autocast(device: torch.device, dtype: Dtype) -> torch.autocast:
+def autocast(device: "torch.device", dtype: Dtype) -> "torch.autocast":
     """Mixed precision for bfloat16 (weights stay in float32); nothing for the others."""
+    import torch
+
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-def weight_dtype(device: torch.device, dtype: Dtype) -> torch.dtype:
+def weight_dtype(device: "torch.device", dtype: Dtype) -> "torch.dtype":
     """The precision that weights are kept in; refuses what the device cannot compute in."""
+    import torch
+
     if dtype not in get_args(Dtype):
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(get_args(Dtype))}")
     if dtype == "float64" and device.type == "mps":

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+VERSION = "0.1.0"
+"""Of the package; files that others read say which version wrote them."""
+
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds; anything else in it is a ValueError that names the file."""

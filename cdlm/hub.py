@@ -1,75 +1,107 @@
-"""Models on their way out and in: folders that stand alone, with a card and code for `transformers`; push and pull.
+"""Where models come from and go to: directories, models that come with the package, and the model hub.
 
 cdlm.load("runs/small-mcdlm").save_pretrained("my-model", dtype="bfloat16")
 cdlm push my-model owner/name
 cdlm pull owner/name my-copy
+
+`folder_of` finds a model by any of its names, `write_folder` writes one that stands alone, with a card and code for
+`transformers`; `push` and `pull` exchange it with the model hub. torch is imported by what opens or writes a model.
 """
 
-import dataclasses
+import difflib
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from cdlm import __version__
+from cdlm import zoo
 from cdlm.devices import Dtype
-from cdlm.eval.results import Row
-from cdlm.fetch import NEEDED, reason
-from cdlm.files import read_object
-from cdlm.methods import METHODS
-from cdlm.model import pretrained
-from cdlm.model.denoiser import Denoiser
+from cdlm.files import VERSION, read_object
+
+if TYPE_CHECKING:
+    from cdlm.model.denoiser import Denoiser
+
+Row = dict[str, Any]
+"""A finished cell of an evaluation."""
+
+WAIT = 5.0
+"""Seconds for the hub to answer at all."""
+NEEDED = ["*.json", "*.safetensors", "merges.txt"]
+"""All that `cdlm.load` fetches."""
+
 
 CODE = "modeling_cdlm.py"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 PATTERNS = [*NEEDED, "README.md", CODE]
 _HEAD = ["---", "library_name: cdlm", "pipeline_tag: text-generation", "tags:", "- discrete-diffusion", "---", ""]
 """How a card begins; by this it is known again."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PushConfig:
-    """Upload a model to the hub: with its tokenizer, a card, and code for transformers."""
+class ModelNotFoundError(ValueError):
+    """There is no model of that name."""
 
-    model: str
-    """A model folder or a run."""
-    to: str
-    """The repository: owner/name."""
-    private: bool = False
-    """For your eyes only."""
-    dtype: Dtype = "float32"
-    """Precision of the uploaded weights; bfloat16 halves them."""
-    results: tuple[Path, ...] = ()
-    """What `cdlm eval` found, for the card."""
-    tokenizer: Path | None = None
-    """A tokenizer.json or a folder of GPT-2's files, for a model folder that has none."""
-
-    def __post_init__(self) -> None:
-        _check_id(self.to)
+    def __init__(self, source: str | Path, advice: str) -> None:
+        super().__init__(f"{source} does not exist; {advice}")
+        self.source = Path(source)
 
 
-@dataclasses.dataclass(frozen=True)
-class PullConfig:
-    """Download a model from the hub into a folder."""
+def folder_of(source: str | Path) -> Path:
+    """A folder here, a model that comes with the package, or a copy of a repository of the model hub; the hub is not
+    asked for what is meant as a path."""
+    path = zoo.found(Path(source).expanduser())
+    if path.exists():
+        return path
+    if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise ModelNotFoundError(source, _instead(path))
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise ValueError(
+            f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
+        ) from None
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=NEEDED))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(
+            f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"
+        ) from None
 
-    source: str
-    """The repository: owner/name."""
-    out: Path
-    """A folder that does not exist yet."""
-    revision: str | None = None
-    """A branch, tag or commit."""
 
-    def __post_init__(self) -> None:
-        _check_id(self.source)
-        if self.out.exists():
-            raise ValueError(f"{self.out} exists; name another folder, or remove it first")
+def hub_silence() -> str | None:
+    """Why the model hub does not answer, in a few words; None if it does. One question, where its client asks again
+    and again. What is in its cache can be had without it."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=WAIT)
+    except Exception as error:  # of whatever its network is built on, which changes with its version
+        return reason(error)
+    return None
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
+    words = (word.partition("=") for word in models)
+    found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
+    labels = [label for label, _ in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice:
+        raise ValueError(f"two models are called {twice}; give each a name: NAME=MODEL")
+    return found
 
 
 def write_folder(
-    denoiser: Denoiser,
+    denoiser: "Denoiser",
     tokenizer_folder: Path,
     about: dict[str, Any],
     out: Path,
@@ -81,9 +113,13 @@ def write_folder(
 
     A README.md that is there already and not a card of ours stays as it is.
     """
+    import torch
+
+    from cdlm.model import pretrained
+
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
-    pretrained.save(denoiser, out, DTYPES[dtype], part)
+    pretrained.save(denoiser, out, getattr(torch, dtype), part)
     config = read_object(out / "config.json") | about
     if denoiser.process is not None:
         name = Path(CODE).stem
@@ -106,48 +142,43 @@ def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Row] = (
         path.write_text(card(name, read_object(folder / "config.json"), parameters, rows), encoding="utf-8")
 
 
-def push(config: PushConfig) -> str:
-    """Upload; returns the address."""
-    import tempfile
-
-    from cdlm.eval.results import read_rows
-    from cdlm.text import load
-
+def push(folder: Path, to: str, private: bool = False) -> str:
+    """Upload a directory that `write_folder` has written; returns what to type next."""
+    check_id(to)
     api = _hub().HfApi()
-    rows = [row for folder in config.results for row in read_rows(folder)]
-    model = load(config.model, "cpu", "float32", tokenizer=config.tokenizer)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = model.save_pretrained(Path(scratch) / "model", config.dtype)
-        write_card(folder, config.to, model.denoiser.count(), rows)
-        try:
-            api.create_repo(config.to, private=config.private, exist_ok=True)
-            api.upload_folder(repo_id=config.to, folder_path=str(folder), commit_message=f"cdlm {__version__}")
-        except Exception as error:  # as in `pull`
-            raise ValueError(
-                f"the model hub did not take {config.to}: {reason(error)}; check the connection and the login of its "
-                "client (hf auth login) and run it again"
-            ) from None
-    return f"{config.to}: cdlm sample {config.to}"
+    try:
+        api.create_repo(to, private=private, exist_ok=True)
+        api.upload_folder(repo_id=to, folder_path=str(folder), commit_message=f"cdlm {VERSION}")
+    except Exception as error:  # as in `pull`
+        raise ValueError(
+            f"the model hub did not take {to}: {reason(error)}; check the connection and the login of its "
+            "client (hf auth login) and run it again"
+        ) from None
+    return f"{to}: cdlm sample {to}"
 
 
-def pull(config: PullConfig) -> Path:
-    """Download; the folder is there whole, or not at all. What an interrupted download left goes on if it is of the
+def pull(source: str, out: Path, revision: str | None = None) -> Path:
+    """Download; the directory is there whole, or not at all. What an interrupted download left goes on if it is of the
     same commit, and nothing else is ever mixed in. Where the client is offline, what it keeps is copied."""
+    from cdlm.model import pretrained
+
+    check_id(source)
+    if out.exists():
+        raise ValueError(f"{out} exists; name another folder, or remove it first")
     hub = _hub()
     kept: Path | None = None
     try:
         try:
-            commit = hub.HfApi().model_info(config.source, revision=config.revision).sha
+            commit = hub.HfApi().model_info(source, revision=revision).sha
         except ConnectionError:  # HF_HUB_OFFLINE is set
-            asked = {"revision": config.revision, "allow_patterns": NEEDED}
-            kept = Path(hub.snapshot_download(config.source, local_files_only=True, **asked))
+            kept = Path(hub.snapshot_download(source, local_files_only=True, revision=revision, allow_patterns=NEEDED))
             commit = kept.name
-        aside = config.out.with_name(f"{config.out.name}.{commit}.partial")
+        aside = out.with_name(f"{out.name}.{commit}.partial")
         if kept is None:
-            hub.snapshot_download(config.source, revision=commit, local_dir=str(aside), allow_patterns=PATTERNS)
+            hub.snapshot_download(source, revision=commit, local_dir=str(aside), allow_patterns=PATTERNS)
     except Exception as error:  # of whatever the client's network is built on, which changes with its version
         raise ValueError(
-            f"the model hub did not give {config.source}: {reason(error)}; check the name and the connection and run "
+            f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
             "it again, or copy the model's folder from a machine that has it"
         ) from None
     pretrained.load(kept or aside)  # what cannot be opened is not handed over
@@ -155,20 +186,21 @@ def pull(config: PullConfig) -> Path:
         aside.mkdir(parents=True, exist_ok=True)
         for path in {path for pattern in PATTERNS for path in kept.glob(pattern)}:
             (aside / path.name).write_bytes(path.read_bytes())
-    aside.rename(config.out)
-    return config.out
+    aside.rename(out)
+    return out
 
 
 def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
+    from cdlm.methods import method_name
+
     trained, text = config.get("trained") or {}, config.get("text") or {}
-    method = str(trained.get("method", "")).partition(":")[0]
     process = config.get("process")
     kind = "autoregressive" if process is None else f"{process['name']} diffusion"
     lines = [*_HEAD, f"# {name}", ""]
-    lines += [f"A {kind} language model with {parameters / 1e6:,.1f}M parameters, written by cdlm {__version__}.", ""]
+    lines += [f"A {kind} language model with {parameters / 1e6:,.1f}M parameters, written by cdlm {VERSION}.", ""]
     if trained:
-        how = METHODS[method].name if method in METHODS else method
+        how = method_name(trained["method"])
         tokens = trained["steps"] * trained.get("batch", 0) * trained.get("length", 0)
         line = f"Trained by {how} (`{trained['method']}`): {trained['steps']:,} steps"
         lines += [line + (f", {tokens / 1e6:,.0f}M tokens." if tokens else "."), ""]
@@ -224,15 +256,33 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _check_id(name: str) -> None:
+def check_id(name: str) -> None:
     owner, slash, rest = name.partition("/")
     if not (owner and slash and rest) or "/" in rest:
         raise ValueError(f"a repository of the model hub is owner/name; got {name!r}")
 
 
+def _instead(missing: Path) -> str:
+    """What may have been meant by a folder that is not there: one of a similar name."""
+    folders = [folder for place in {missing.parent, Path("runs")} for folder in sorted(place.glob("*/"))]
+    known = {
+        str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
+    }
+    there = known | {name: name for name in zoo.names() if missing.parent == Path()}
+    near = [missing.name] if missing.name in there.values() else []
+    near = near or [name for name in there.values() if name.startswith(missing.name.lower())]
+    near = near or difflib.get_close_matches(missing.name.lower(), there.values(), n=3)
+    meant = ", ".join(sorted(path for path, name in there.items() if name in near))
+    if meant:
+        return f"did you mean {meant}?"
+    runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
+    models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
+    return f"give a folder with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
+
+
 _CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
 
-from cdlm.model.hf import CDLMConfig, CDLMForMaskedLM
+from cdlm.interop.transformers import CDLMConfig, CDLMForMaskedLM
 
 __all__ = ["CDLMConfig", "CDLMForMaskedLM"]
 '''

@@ -5,27 +5,25 @@ varies or leaves open, with the paper's values (or, where it is silent, ours: se
 method is a new function here.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from cdlm.objective.consistency import Objective, Term
 from cdlm.objective.coupling import Bridge, Ordered, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.objective.divergence import FLOOR, divergence, kl, rate_kl, reverse_kl
+from cdlm.objective.loss import Objective, Term
 from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Gaussian, Process, masked, uniform
-from cdlm.sample.order import Order
-from cdlm.sample.passes import Posterior
+from cdlm.process.order import Order
+from cdlm.process.process import Posterior
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, number, stairs
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
 ConsistencyDivergence = Literal["jsd", "kl", "reverse_kl", "tv"]
-Revealing = Literal["same", "kl"]
-Weight = Literal["step", "noise", "unit"]
-WEIGHTS = {"step": inverse_step, "noise": inverse_noise, "unit": unit}
 
 
 def ar(process: None = None, total: int = PAPER_STEPS // 2) -> Objective:
@@ -72,35 +70,44 @@ def mcdlm(
     additive: bool = False,
     anneal: float = 0.0,
     lam: float = 0.999,
-    revealed: Revealing = "same",
-    weight: Weight = "step",
-    order: Order = "random",
-    sharpen: float = 1.0,
-    guide: float = 0.0,
-    bridges: int = 1,
 ) -> Objective:
     """CDLM: Eq. (6) over hops of the bridge, with the anchor of Eq. (7); MCDLM or UCDLM, as the process is.
 
-    Given `anneal`, kappa falls from 1 to its value over that share of the run. The last six are not in the paper:
-    another divergence at positions that the hop reveals, another weight, hops along a reveal order, a temperature and
-    guidance for the target, and targets averaged over several bridges.
+    Given `anneal`, kappa falls from 1 to its value over that share of the run.
     """
     if not 0 <= anneal <= 1:
         raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
     share = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
     times = step_scheduler(steps, low, high, overshoot)
-    if guide and process.name != "masked":
-        raise ValueError(f"guidance compares with a blank text, and the process is {process.name}: leave out guide")
-    target = Network(constant(lam), temperature=sharpen, guidance=guide)
-    found = _cdlm(process, total, times, share, target, divergence, floor, anchor, additive)
-    hops, data = found.terms
-    hops = dataclasses.replace(
-        hops,
-        coupling=_along(process, order, round(1 / high), bridges),
-        weight=WEIGHTS[weight],
-        revealed=None if revealed == "same" else kl,
+    return _cdlm(process, total, times, share, Network(constant(lam)), divergence, floor, anchor, additive)
+
+
+def mcdlm_guided(
+    process: Process,
+    total: int = PAPER_STEPS // 4,
+    *,
+    kappa: float = 0.4,
+    steps: Steps = "random",
+    low: float = 1 / 8,
+    high: float = 5 / 8,
+    guidance: float = 1.0,
+    temperature: float = 0.85,
+    lam: float = 1.0,
+) -> Objective:
+    """MCDLM with a guided target (ours, docs/search.md): forward KL to what a frozen MDLM predicts with guidance.
+
+    The target at x_s is f^(1 + g) / b^g at a temperature, b the prediction for a fully masked text: the student learns
+    the guidance, and samples without the second evaluation that it costs.
+    """
+    times = step_scheduler(steps, low, high)
+    teacher = Network(constant(lam), temperature=temperature, guidance=guidance)
+    return Objective(
+        (
+            Term("consistency", times, Bridge(process), teacher, kl, inverse_step, constant(1 - kappa)),
+            Term("anchor", MAX_STEP, Bridge(process), Data(), kl, inverse_noise, constant(kappa)),
+        ),
+        total,
     )
-    return dataclasses.replace(found, terms=(hops, data))
 
 
 def mcdlm_pplopt(
@@ -197,14 +204,12 @@ def _doubling(smallest: float, rounds: int) -> Schedule:
     return stairs(*(smallest * 2**k for k in range(rounds)))
 
 
-def _along(process: Process, order: Order, steps: int, bridges: int = 1) -> Bridge | Ordered:
-    """The bridge, in the order that a sampler of so many steps reveals masks in."""
+def _along(process: Process, order: Order, steps: int) -> Bridge | Ordered:
+    """The bridge, in the order in which a sampler of so many steps unmasks."""
     if order == "random":
-        return Bridge(process, bridges)
-    if process.name != "masked":
+        return Bridge(process)
+    if not process.absorbing:
         raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
-    if bridges > 1:
-        raise ValueError(f"the order {order} leaves a hop one bridge, with nothing to average: leave out bridges")
     return Ordered(process, order, steps)
 
 
@@ -247,7 +252,7 @@ class Method:
 
     name: str
     objective: Callable[..., Objective]
-    process: Literal["masked", "uniform", "none"]
+    process: Literal["masked", "any mask", "uniform", "none"]
     time_conditioning: bool = False
     starts_from: str = ""
     """The methods whose checkpoint it distils, for the two-stage ones."""
@@ -260,13 +265,15 @@ class Method:
 
     def default_process(self, vocab: int) -> Process | None:
         """The process that the paper runs it on."""
-        return None if self.process == "none" else masked(vocab) if self.process == "masked" else uniform(vocab)
+        return None if self.process == "none" else uniform(vocab) if self.process == "uniform" else masked(vocab)
 
     def fits(self, process: Process | None) -> bool:
         """Whether the method is defined on this process."""
         if process is None or self.process == "none":
             return process is None and self.process == "none"
-        return process.name == self.process if self.process == "masked" or self.duality else process.name != "masked"
+        if self.process in ("masked", "any mask"):
+            return process.absorbing if self.process == "masked" else process.has_mask
+        return process.flat if self.duality else not process.absorbing
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -279,6 +286,7 @@ class Method:
             need = {
                 "none": "no process: it predicts next tokens",
                 "masked": "a masked process, such as masked(vocab)",
+                "any mask": "a process with a mask, such as masked(vocab)",
                 "uniform": "a process without absorbing mask, such as uniform(vocab) or unigram(law)",
             }[self.process]
             need = "the uniform process, uniform(vocab)" if self.duality else need
@@ -297,6 +305,16 @@ class Method:
         return self.objective(process, **length, **{**self.defaults, **choices})
 
 
+MOVED = {
+    "revealed": ("same",),
+    "weight": ("step",),
+    "order": ("random",),
+    "sharpen": ("1", "1.0"),
+    "guide": ("0", "0.0"),
+    "bridges": ("1",),
+}
+"""Choices that `mcdlm` and `ucdlm` had up to version 0.1, with the values that changed nothing."""
+GUIDED, SEARCH = "mcdlm-guided", "-search"
 GROWING = {"steps": "increasing", "low": 1 / 8, "high": 3 / 8}
 
 METHODS: dict[str, Method] = {
@@ -304,6 +322,7 @@ METHODS: dict[str, Method] = {
     "mdlm": Method("MDLM", mdlm, "masked"),
     "mcdlm": Method("MCDLM", mcdlm, "masked"),
     "mcdlm-pplopt": Method("MCDLM-PPLOptimized", mcdlm_pplopt, "masked"),
+    "mcdlm-guided": Method("MCDLM-guided", mcdlm_guided, "any mask"),
     "few-step": Method("Few-step", few_step, "masked"),
     "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
     "udlm": Method("UDLM", mdlm, "uniform", time_conditioning=True),
@@ -314,16 +333,19 @@ METHODS: dict[str, Method] = {
 
 
 def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
-    """A method and its choices from one word: `mcdlm`, `mcdlm:kappa=0,steps=staged`."""
-    slug, _, rest = spec.partition(":")
+    """A method and its choices from one word: `mcdlm`, `mcdlm:kappa=0,steps=staged`; also as old versions wrote it."""
+    slug, words = split_method(spec)
     if slug not in METHODS:
-        raise ValueError(f"unknown method {slug!r}; choose from {', '.join(METHODS)}")
+        if slug.endswith(SEARCH):
+            odd = ", ".join(name for name in words if name in MOVED)
+            raise ValueError(f"{slug.removesuffix(SEARCH)} no longer has the option {odd}; see studies/search.py")
+        raise ValueError(
+            f"unknown method {slug!r}; choose from {', '.join(METHODS)}. A method of your own is known only where the "
+            "file that adds it to METHODS is run: python FILE.py train ... instead of cdlm train ... (docs/extend.md)"
+        )
     method = METHODS[slug]
     choices: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
+    for name, value in words.items():
         kind = type(method.choices.get(name, ""))
         try:
             choices[name] = {"true": True, "false": False}[value] if kind is bool else kind(value)
@@ -332,3 +354,61 @@ def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
             raise ValueError(f"{name} takes {takes}; got {value!r} in {spec!r}") from None
     method(method.default_process(2), **choices)
     return method, choices
+
+
+def split_method(spec: str) -> tuple[str, dict[str, str]]:
+    """The row of the table and the choices that a stored method string stands for, in today's names.
+
+    Method strings in checkpoints and results are never rewritten. Up to version 0.1 `mcdlm` and `ucdlm` had more
+    choices. Those of a guided target are now the row `mcdlm-guided`, the others a row of studies/mcdlm_search.py.
+    """
+    slug, _, rest = spec.partition(":")
+    words: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
+        words[name] = value
+    if slug not in ("mcdlm", "ucdlm"):
+        return slug, words
+    words = {name: value for name, value in words.items() if name not in MOVED or value not in MOVED[name]}
+    if not any(name in MOVED for name in words):
+        return slug, words
+    guided = {("guidance" if name == "guide" else "temperature" if name == "sharpen" else name) for name in words}
+    if (
+        slug == "mcdlm"
+        and words.get("divergence") == "kl"
+        and guided - {"divergence"} <= METHODS[GUIDED].choices.keys()
+    ):
+        found = {"guidance": words.pop("guide", "0"), "temperature": words.pop("sharpen", "1")}
+        del words["divergence"]
+        return GUIDED, {"lam": "0.999", **words, **found}
+    return slug + SEARCH, words
+
+
+def same_method(one: str, other: str) -> bool:
+    """Whether two method strings stand for the same objective."""
+
+    def settled(spec: str) -> tuple[str, dict[str, Any]]:
+        slug, words = split_method(spec)
+        if slug not in METHODS:
+            return slug, words
+        method, choices = parse_method(spec)
+        return slug, {**method.choices, **choices}
+
+    return settled(one) == settled(other)
+
+
+def method_name(spec: str) -> str:
+    """The name of the method that a stored string stands for; the string's own word where the table has none."""
+    slug = spec.partition(":")[0]
+    with contextlib.suppress(ValueError):
+        slug = split_method(spec)[0].removesuffix(SEARCH)
+    return METHODS[slug].name if slug in METHODS else slug
+
+
+def needs_trained_model(spec: str) -> bool:
+    """Whether a run must start from a trained model: by a method that distils one, or with a frozen target."""
+    method, choices = parse_method(spec)
+    rule = method(method.default_process(2), **choices).network
+    return bool(method.starts_from) or (rule is not None and rule.frozen)

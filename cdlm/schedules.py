@@ -62,6 +62,14 @@ def scaled_decay(decay: float, total: int, reference: int = PAPER_STEPS) -> floa
     return 1.0 - min(1.0, (1.0 - decay) * reference / total)
 
 
+def ema_decay(decay: float, step: int, total: int, reference: int = PAPER_STEPS) -> float:
+    """The decay of an exponential moving average in the update after step number `step` of `total`.
+
+    It warms up as (1 + n) / (10 + n) in the n-th update, so that the average does not remember the initial weights.
+    """
+    return min(scaled_decay(decay, total, reference), (2 + step) / (11 + step))
+
+
 def number(value: float) -> str:
     """A short name for a number: 5/8 rather than 0.625, 2/3 rather than 0.667."""
     if not math.isfinite(value):

@@ -14,7 +14,7 @@ Times live on the host in double precision; tokens live wherever the data does.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,13 @@ Tokens = Int[Tensor, "b l"]
 Time = Float[Tensor, "b"]
 LogLaw = Float[Tensor, "*rows v"]
 Index = Int[Tensor, "n"]
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """f(x_t, t): a distribution over clean tokens for each position. A `Denoiser`, an exact posterior, or your own."""
+
+    def __call__(self, x_t: Tokens, t: float, /) -> LogLaw: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +69,6 @@ class Pair:
     """What the student sees, where it is not x_t itself."""
     law: Float[Tensor, "b l d"] | None = None
     """Hidden rows of the law that the newly known tokens were drawn from, where it is not a point mass."""
-    others: tuple["Pair", ...] = ()
-    """More draws of x_s from the same x_t, for targets that are averaged over several bridges."""
 
     def at(self, index: Index) -> "Pair":
         """The same record at chosen rows: every field has the shape [n], and stays on the device it is on."""

@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cdlm import __version__
-from cdlm.data.corpora import SOURCES, Corpus
+from cdlm.data.config import PrepareConfig
+from cdlm.data.corpora import SOURCES
 from cdlm.data.holdout import characters_held, cut_in_two, documents_held, too_few
 from cdlm.data.sentences import pack_document
-from cdlm.data.sources import Errors, Piece, Reader, kind_of, size_of
-from cdlm.data.tokenizer import BYTES, FILE, Tokenizer
-from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Packing, Split
-from cdlm.files import flush, naming, take
+from cdlm.data.sources import Piece, Reader, kind_of, size_of
+from cdlm.data.tokenizer import FILE, Tokenizer
+from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Split
+from cdlm.files import VERSION, flush, naming, take
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -40,75 +40,6 @@ SAMPLE = 64_000_000
 """Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
 _CHUNK = 1 << 19
 _WRITTEN = {"train.bin", "valid.bin", FILE, META}
-
-
-@dataclasses.dataclass(frozen=True)
-class PrepareConfig:
-    """Turn text into a folder of tokens that training reads."""
-
-    files: tuple[str, ...]
-    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the
-    hub."""
-    out: Path
-    """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
-    source: Corpus = "plain"
-    """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus."""
-    tokenizer: str = BYTES
-    """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
-    name of a model of cdlm zoo, which has its own."""
-    train_vocab: int = 0
-    """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
-    packing: Packing = "wrapped"
-    """wrapped: blocks of start + (length - 2) tokens + end, as MDLM and DUO; plain: one stream, cut when training;
-    sentences: start + whole sentences of one document, filled up with ends, so that texts begin and end as such."""
-    length: int = 1024
-    """Ids in a block; for plain packing only the default of training."""
-    document_eos: bool = True
-    """Put the end-of-text id after every document; DUO's zero-shot sets do without."""
-    valid: tuple[str, ...] = ()
-    """Separate inputs for the validation split."""
-    valid_documents: int = 0
-    """Use the last so many documents for validation."""
-    valid_share: float | None = None
-    """Use this share of the documents, the last ones, for validation, or of a single document its last part; 0: none.
-    [0.01, unless the above are given]"""
-    separator: str = "<|endoftext|>"
-    """The line between documents of a .txt; empty: blank lines. Without any such line the file is one document."""
-    field: str | None = None
-    """Field or column that holds the text. [`text`, for ptb `sentence`]"""
-    errors: Errors = "strict"
-    """Bytes that are not UTF-8: stop, or put a replacement character."""
-    workers: int = 0
-    """Threads that encode; 0: one for each core. The result does not depend on it."""
-    overwrite: bool = False
-    """Replace an existing folder of tokens."""
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise ValueError("name at least one input: cdlm prepare FILE... --out DIR")
-        if self.source not in SOURCES:
-            raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join(SOURCES)}")
-        if self.packing != "plain" and self.length < 3:
-            raise ValueError(f"--length must be at least 3, for a start, a token and an end; got {self.length}")
-        if self.packing == "sentences" and not self.document_eos:
-            raise ValueError("--packing sentences ends every block by itself: leave out --no-document-eos")
-        if self.length < 1:
-            raise ValueError(f"--length must be at least 1; got {self.length}")
-        if self.train_vocab and not 257 <= self.train_vocab <= 2**24:
-            raise ValueError(
-                f"--train-vocab must be at least 257 (all bytes and an end of text) and at most {2**24}; "
-                f"got {self.train_vocab}; for plain bytes leave it out"
-            )
-        if self.train_vocab and self.tokenizer != BYTES:
-            raise ValueError("--train-vocab trains a tokenizer, --tokenizer names one; give only one of the two")
-        if sum(map(bool, (self.valid, self.valid_documents, self.valid_share is not None))) > 1:
-            raise ValueError("give only one of --valid, --valid-documents and --valid-share")
-        if self.valid_documents < 0 or not 0 <= (self.valid_share or 0) < 1:
-            raise ValueError("--valid-documents must be at least 0, and --valid-share from 0 up to, not including, 1")
-        if "\n" in self.separator or "\r" in self.separator:
-            raise ValueError("--separator is the text of one line; it cannot hold a line end")
-        if self.workers < 0:
-            raise ValueError(f"--workers must be at least 0; got {self.workers}")
 
 
 @dataclasses.dataclass
@@ -189,7 +120,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             splits=splits,
             sources=[{"name": name, "bytes": size_of(name)} for name in (*config.files, *config.valid)],
             config=json.loads(json.dumps(dataclasses.asdict(config), default=str)),
-            cdlm=__version__,
+            cdlm=VERSION,
         )
         with naming(folder, _advice(config)):
             tokenizer.save(folder)

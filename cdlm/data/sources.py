@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from cdlm.data.corpora import SOURCES, Source
-from cdlm.fetch import install
+from cdlm.extras import install
 
 Errors = Literal["strict", "replace"]
 

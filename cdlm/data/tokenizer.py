@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdlm import zoo
+from cdlm.data import BYTES, END
 
 if TYPE_CHECKING:
     import tokenizers
 
 Kind = Literal["bytes", "gpt2", "json", "trained"]
 
-BYTES: Literal["bytes"] = "bytes"
 FILE = "tokenizer.json"
-END = "<|endoftext|>"
 _BROKEN = "\ufffd"
 _OURS = {"format": "cdlm-bytes", "version": 1}
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")

@@ -18,6 +18,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdlm.data import Packing
 from cdlm.rng import seeded
 
 FORMAT = 1
@@ -25,7 +26,6 @@ META = "meta.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _ROUNDS = 6
 
-Packing = Literal["wrapped", "plain", "sentences"]
 SplitName = Literal["train", "valid"]
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cdlm.exact import listed
+from cdlm.process.exact import listed
 from cdlm.rng import Rng
 
 Encoding = Literal["pair", "digits"]
@@ -86,7 +86,7 @@ class Moons:
 
     @functools.cached_property
     def law(self) -> Float[Tensor, "all"]:
-        """The data law over all sequences, in the order of `cdlm.exact.listed`."""
+        """The data law over all sequences, in the order of `cdlm.process.exact.listed`."""
         column, row = self.decode(listed(self.vocab, self.length)).unbind(-1)
         return self.histogram[column, row]
 

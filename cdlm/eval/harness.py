@@ -32,14 +32,14 @@ from rich.progress import track
 from torch import Tensor
 
 from cdlm.devices import Device, Dtype
-from cdlm.draft import HOLE, Draft
-from cdlm.fetch import install
+from cdlm.extras import install
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
-from cdlm.sample import Sampling, last
-from cdlm.sample.generate import STEPS
-from cdlm.text import Model, load
+from cdlm.sample.plan import last
+from cdlm.sample.settings import STEPS, Sampling
+from cdlm.text.pipeline import Model, load
+from cdlm.text.template import HOLE, Draft
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
 if importlib.util.find_spec("lm_eval") is None:
@@ -277,7 +277,7 @@ def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> 
     """One estimate for each row, whose mean over u ~ U(0, 1) and the noise is at most log p(scored | the rest)."""
     process = denoiser.process
     assert process is not None
-    masks = process.name == "masked"
+    masks = process.absorbing
     l = scored.sum(1).double()
     k = torch.floor(u * l).clamp(max=l - 1) + 1 if masks else torch.floor(u * (l + 1)).clamp(max=l)
     order = rng("order").uniform(x0.shape[1]).masked_fill(~scored, torch.inf)

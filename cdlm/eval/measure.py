@@ -14,19 +14,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cdlm import __version__
-from cdlm.data.tokenizer import END
-from cdlm.eval.bleu import TOKENISATION, bleu2, token_bleu2
-from cdlm.eval.consistency import own_chain, reliability
-from cdlm.eval.diversity import distinct, entropy, pooled_entropy, repetition
-from cdlm.eval.generative import mean, perplexity
-from cdlm.eval.grid import Cell, EvalConfig
-from cdlm.eval.judge import Judge, Protocol, Reading, counted
-from cdlm.eval.likelihood import few_step, repeated
-from cdlm.eval.mauve import FEW, mauve
+from cdlm.data import END
+from cdlm.eval.cells import Cell
+from cdlm.eval.config import EvalConfig, Protocol
 from cdlm.eval.results import Row, Samples
+from cdlm.eval.scorer import Judge, Reading, counted
+from cdlm.files import VERSION
+from cdlm.metrics.bleu import TOKENISATION, bleu2, token_bleu2
+from cdlm.metrics.consistency import own_chain, reliability
+from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.metrics.gen_ppl import mean, perplexity
+from cdlm.metrics.likelihood import few_step, repeated
+from cdlm.metrics.mauve import FEW, mauve
 from cdlm.rng import seeded
-from cdlm.text import Model
+from cdlm.text.pipeline import Model
 from cdlm.types import Tokens
 
 PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
@@ -131,7 +132,7 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
 
 def _samplers(model: Model, x0: Tokens, config: EvalConfig) -> list[Row]:
     """The bounds of samplers of few steps, under masking."""
-    if model.denoiser.process is None or model.denoiser.process.name != "masked":
+    if model.denoiser.process is None or not model.denoiser.process.absorbing:
         return []
     rows: list[Row] = []
     for order in config.order:
@@ -151,7 +152,7 @@ def consistency(cell: Cell, config: EvalConfig) -> Row:
     began = time.perf_counter()
     x0 = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed).to(model.denoiser.device)
     rows, how = [], model.posterior
-    without = how == "plug-in" and model.denoiser.process is not None and model.denoiser.process.name != "masked"
+    without = how == "plug-in" and model.denoiser.process is not None and not model.denoiser.process.absorbing
     for t, s in PAIRS:
         rng = seeded(config.seed, "consistency", batch=len(x0))
         curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch, leave_one_out=without)
@@ -179,7 +180,7 @@ def circumstances(config: EvalConfig) -> Row:
     """When, where and with what."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and config.device != "cpu" else "cpu"
-    return {"time": now, "device": device, "torch": torch.__version__, "cdlm": __version__, "commit": _commit()}
+    return {"time": now, "device": device, "torch": torch.__version__, "cdlm": VERSION, "commit": _commit()}
 
 
 def _commit() -> str | None:

@@ -21,7 +21,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from cdlm.fetch import install
+from cdlm.extras import install
 from cdlm.files import flush, read_object
 
 

@@ -12,8 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cdlm.eval.grid import slug
+from cdlm.eval.cells import slug
 from cdlm.files import flush
+from cdlm.sample.settings import Sampling
 
 RESULTS = "results.jsonl"
 Row = dict[str, Any]
@@ -27,6 +28,25 @@ class Samples:
     """Model, settings, seed and cost."""
     lines: list[Row]
     """index, text, tokens, evaluations; and reference, where a text has one."""
+
+
+_SETTINGS = {field.name for field in dataclasses.fields(Sampling)}
+_ADDED: Row = {"block": 0, "guidance": 0.0, "cool": None}
+"""Settings that were added later, with the values that reproduce the versions without them."""
+
+
+def migrate(row: Row) -> Row:
+    """A row of any version with today's settings of the sampler; settings that no version knew are errors."""
+    if not isinstance(row, dict):
+        raise ValueError(f"a result is an object; got {row!r}")
+    if row.get("sampling") is None:
+        return row
+    sampling = {**_ADDED, **row["sampling"]}
+    if unknown := sorted(sampling.keys() - _SETTINGS):
+        raise ValueError(f"unknown settings of the sampler: {', '.join(unknown)}")
+    if missing := sorted(_SETTINGS - sampling.keys()):
+        raise ValueError(f"settings of the sampler are missing: {', '.join(missing)}")
+    return {**row, "sampling": sampling}
 
 
 def key_of(values: Row) -> str:
@@ -51,7 +71,7 @@ def write_samples(path: Path, samples: Samples) -> None:
 def read_samples(path: Path) -> Samples:
     try:
         first, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
-        return Samples(first["cell"], lines)
+        return Samples(migrate(first["cell"]), lines)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and run the same command again") from None
 
@@ -65,11 +85,12 @@ def read_rows(out: Path) -> list[Row]:
     whole, newline, rest = path.read_text(encoding="utf-8").rpartition("\n")
     for number, line in enumerate((whole + newline).splitlines(), 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise ValueError(f"line {number} of {path} is damaged; remove that line, and run cdlm eval again") from None
-    with contextlib.suppress(ValueError):  # a last line without its end: whole if it parses, else a crash cut it
-        rows += [json.loads(rest)] if rest else []
+            rows.append(migrate(json.loads(line)))
+        except ValueError as error:
+            why = "is damaged" if isinstance(error, json.JSONDecodeError) else f"cannot be read ({error})"
+            raise ValueError(f"line {number} of {path} {why}; remove that line, and run cdlm eval again") from None
+    with contextlib.suppress(json.JSONDecodeError):  # a last line without its end: whole if it parses, else cut short
+        rows += [migrate(json.loads(rest))] if rest else []
     return rows
 
 

@@ -1,8 +1,1 @@
-"""The network: a diffusion transformer, the denoiser around it, averages of its weights, its files."""
-
-from cdlm.model.average import frozen_copy, update
-from cdlm.model.denoiser import Denoiser
-from cdlm.model.dit import SIZES, Architecture
-from cdlm.model.pretrained import LayoutError, load, save
-
-__all__ = ["SIZES", "Architecture", "Denoiser", "LayoutError", "frozen_copy", "load", "save", "update"]
+"""The denoiser f_theta(x_t, t): its architecture, its weights and their averages, and the files that hold them."""

@@ -1,12 +1,15 @@
 """The denoiser f_theta(x_t, t): for each position a law over clean tokens."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cdlm.devices import send
-from cdlm.model.dit import Architecture, DiT
+from cdlm.model.architecture import Architecture
+from cdlm.model.dit import DiT
 from cdlm.process.process import Process
 from cdlm.types import LogLaw, Mixture, Time, Tokens, there
 
@@ -44,7 +47,7 @@ class Denoiser(nn.Module):
     def blind(self) -> bool:
         """Whether it predicts one law at all positions of a fully masked sequence: rotary attention mixes values only,
         and there they are all equal."""
-        return self.process is not None and self.process.name == "masked" and not self.shape.absolute
+        return self.process is not None and self.process.has_mask and not self.shape.absolute
 
     @property
     def device(self) -> torch.device:
@@ -87,3 +90,8 @@ class Denoiser(nn.Module):
         head = sum(parameter.numel() for parameter in self.backbone.output_layer.linear.parameters())
         own = self.vocab * (1 if self.shape.tied else 1 + self.shape.hidden)
         return sum(parameter.numel() for parameter in self.parameters()) - head + own
+
+
+def mean_law(laws: Float[Tensor, "k v"]) -> Float[Tensor, "v"]:
+    """What is said of a blank text on average over its positions: how frequent tokens are. Logarithms in and out."""
+    return laws.logsumexp(0) - math.log(len(laws))

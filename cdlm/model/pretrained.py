@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from cdlm.files import digest, read_object, seal_holds
+from cdlm.model.architecture import Architecture
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.dit import Architecture
 from cdlm.process import SCHEDULES, Process, masked, uniform
 
 FORMAT = 1

@@ -1,8 +1,8 @@
 """Eq. (8) and its ingredients: times, couplings, targets, divergences, weights."""
 
-from cdlm.objective.consistency import Loss, Objective, Term
 from cdlm.objective.coupling import Bridge, Ordered, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.objective.divergence import DIVERGENCES, divergence
+from cdlm.objective.loss import Loss, Objective, Term
 from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit

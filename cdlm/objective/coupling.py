@@ -1,6 +1,7 @@
 """Couplings Pi(x_s, x_t | x_0): how the two ends of a hop are drawn together. Each is one section of Appendix D."""
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -9,12 +10,22 @@ from torch import Tensor
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.gaussian import Gaussian
+from cdlm.process.order import Order, levels
 from cdlm.process.process import DATA, Process
 from cdlm.rng import Rng, categorical
-from cdlm.sample.order import Order, levels
 from cdlm.types import Pair, Time, Tokens, wide
 
 _ROWS = 4096
+
+
+@runtime_checkable
+class Coupling(Protocol):
+    """Pi(x_s, x_t | x_0): draws both ends of a hop. `pair_of` makes the result from them.
+
+    `teacher` is the target network, where the objective has one. `str` names the coupling in `cdlm methods`.
+    """
+
+    def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,23 +33,14 @@ class Bridge:
     """CDLM's exact coupling: q(x_t | x_0) q(x_s | x_t, x_0)."""
 
     process: Process
-    draws: int = 1
-    """Of x_s, from one x_t."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise ValueError(f"a hop has at least one bridge; got {self.draws}")
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         x_t = self.process.corrupt(x0, t, rng("x_t"))
-        first, *others = (
-            _pair(self.process, x0, self.process.bridge(x0, x_t, s, t, rng(f"x_s{k or ''}")), x_t, s, t)
-            for k in range(self.draws)
-        )
-        return dataclasses.replace(first, others=tuple(others))
+        x_s = self.process.bridge(x0, x_t, s, t, rng("x_s"))
+        return pair_of(self.process, x0, x_s, x_t, s, t)
 
     def __str__(self) -> str:
-        return f"Bridge({self.process.name}{f', {self.draws} draws' if self.draws > 1 else ''})"
+        return f"Bridge({self.process.name})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Ordered:
             share = (1 - self.process.noise.alpha(time)) / most
             return torch.where(level < share.to(level)[:, None], self.process.vocab, x0)
 
-        return _pair(self.process, x0, noised(s), noised(t), s, t)
+        return pair_of(self.process, x0, noised(s), noised(t), s, t)
 
     def __str__(self) -> str:
         return f"Ordered({self.process.name}, {self.order})"
@@ -95,7 +97,7 @@ class Rollout:
                 here = slice(first, first + _ROWS)
                 law = teacher.head(hidden.flatten(0, 1)[rows[here]])
                 x_s = x_s.scatter(0, rows[here], categorical(law, u[here]))
-        pair = _pair(self.process, x0, x_t, x_t, s, t)  # what is known at s is known here, on the host
+        pair = pair_of(self.process, x0, x_t, x_t, s, t)  # what is known at s is known here, on the host
         return dataclasses.replace(pair, x_s=x_s.view_as(x_t), law=hidden, known=pair.known | drawn)
 
     def __str__(self) -> str:
@@ -112,7 +114,7 @@ class SharedNoise:
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
         x_s, x_t = self.gaussian.shared(x0, s, t, rng)
-        return _pair(self.process, x0, x_s, x_t, s, t, self.gaussian)
+        return pair_of(self.process, x0, x_s, x_t, s, t, self.gaussian)
 
     def __str__(self) -> str:
         return f"SharedNoise(gamma {self.gaussian.gamma_min:g} to {self.gaussian.gamma_max:g})"
@@ -136,7 +138,7 @@ class Relaxed:
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
         x_t, mixture = self.gaussian.relaxed(x0, t, self.tau, self.top, rng)
-        pair = _pair(self.process, x0, x0, x_t, s, t, self.gaussian)
+        pair = pair_of(self.process, x0, x0, x_t, s, t, self.gaussian)
         return dataclasses.replace(pair, alpha_s=torch.ones_like(s), input=mixture)
 
     def __str__(self) -> str:
@@ -162,10 +164,7 @@ class TeacherForced:
         return "TeacherForced"
 
 
-Coupling = Bridge | Ordered | Rollout | SharedNoise | Relaxed | TeacherForced
-
-
-def _pair(
+def pair_of(
     process: Process, x0: Tokens, x_s: Tokens, x_t: Tokens, s: Time, t: Time, gaussian: Gaussian | None = None
 ) -> Pair:
     """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""

@@ -8,7 +8,7 @@ signature; only `rate_kl` looks at the pair.
 
 import functools
 import math
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,22 +17,30 @@ from torch import Tensor
 from cdlm.types import Pair
 
 Rows = Float[Tensor, "n v"]
-Target = Float[Tensor, "n v"] | Int[Tensor, "n"]
+TargetRows = Float[Tensor, "n v"] | Int[Tensor, "n"]
 Values = Float[Tensor, "n"]
-Divergence = Callable[..., Values]
+
+
+@runtime_checkable
+class Divergence(Protocol):
+    """D(target P, student Q), row by row, in nats. The target is a row of log-probabilities or, for a point mass, a
+    token id; `pair` has the times and noise of each row."""
+
+    def __call__(self, *, target: TargetRows, student: Rows, pair: Pair) -> Values: ...
+
 
 FLOOR = math.log(1e-6)
 LOG_2 = math.log(2.0)
 
 
-def kl(*, target: Target, student: Rows, pair: Pair | None = None) -> Values:
+def kl(*, target: TargetRows, student: Rows, pair: Pair | None = None) -> Values:
     """KL(P || Q) = sum_y P(y) log(P(y) / Q(y)); the cross entropy for a point mass. Elicits the mean."""
     if not target.is_floating_point():
         return -_pick(student, target)
     return (target.exp() * (target - student)).sum(-1)
 
 
-def reverse_kl(*, target: Target, student: Rows, pair: Pair | None = None, floor: float = FLOOR) -> Values:
+def reverse_kl(*, target: TargetRows, student: Rows, pair: Pair | None = None, floor: float = FLOOR) -> Values:
     """KL(Q || P) = sum_y Q(y) log(Q(y) / P(y)).
 
     Infinite against a point mass, whose log-probabilities are therefore floored (at log 1e-6 unless told otherwise).
@@ -43,7 +51,7 @@ def reverse_kl(*, target: Target, student: Rows, pair: Pair | None = None, floor
     return (q * (student - target)).sum(-1)
 
 
-def jsd(*, target: Target, student: Rows, pair: Pair | None = None) -> Values:
+def jsd(*, target: TargetRows, student: Rows, pair: Pair | None = None) -> Values:
     """Jensen-Shannon: (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2. At most log 2; it sharpens.
 
     Against a point mass at y it depends on q = Q(y) alone: log 2 + (q log q - (1 + q) log(1 + q)) / 2.
@@ -56,14 +64,14 @@ def jsd(*, target: Target, student: Rows, pair: Pair | None = None) -> Values:
     return (target.exp() * (target - mean) + student.exp() * (student - mean)).sum(-1) / 2
 
 
-def tv(*, target: Target, student: Rows, pair: Pair | None = None) -> Values:
+def tv(*, target: TargetRows, student: Rows, pair: Pair | None = None) -> Values:
     """Total variation: half the sum of |P - Q|."""
     if not target.is_floating_point():
         return 1 - _pick(student, target).exp()
     return (target.exp() - student.exp()).abs().sum(-1) / 2
 
 
-def rate_kl(*, target: Target, student: Rows, pair: Pair) -> Values:
+def rate_kl(*, target: TargetRows, student: Rows, pair: Pair) -> Values:
     """KL between the reverse jump rates that P and Q imply: the NELBO per token, for every prior.
 
         R_P(x_t -> y) = beta pi[x_t] m_P(y) / m_P(x_t),   m_P = alpha P + (1 - alpha) pi,   beta = -alpha' / alpha

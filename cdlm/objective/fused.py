@@ -31,10 +31,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cdlm.devices import send
-from cdlm.model.denoiser import Denoiser
+from cdlm.model.denoiser import Denoiser, mean_law
 from cdlm.objective.divergence import FLOOR, LOG_2, Divergence, jsd, kl, rate_kl, reverse_kl, tv
-from cdlm.objective.target import Prediction, averaged
-from cdlm.sample.shape import mean_law
+from cdlm.objective.target import Dense, Prediction
 from cdlm.types import Index, Pair
 
 Hidden = Float[Tensor, "n d"]
@@ -53,7 +52,7 @@ class Part:
     share a row."""
 
     index: Index
-    target: Index | Prediction
+    target: Index | Dense
     weight: Float[Tensor, "n"]
     divergence: Divergence
     pair: Pair
@@ -79,7 +78,7 @@ def weighted_sum(
 def plain(student: Denoiser, hidden: Hidden, part: Part) -> Float[Tensor, ""]:
     """The same by its definition, for one part: every law at once, and the gradient left to autograd."""
     law = student.head(hidden[send(part.index, hidden.device)])
-    goal = part.target.law() if isinstance(part.target, Prediction) else part.target
+    goal = part.target if isinstance(part.target, Tensor) else part.target.law()
     d = part.divergence(target=goal.to(law.device), student=law, pair=part.pair)
     return (send(part.weight, law.device).to(d.dtype) * d).sum()
 
@@ -116,7 +115,7 @@ def _prepared(part: Part, like: Tensor) -> _Work:
     return _Work(
         index=send(part.index, device),
         weight=send(weight.to(one), device),
-        ids=None if isinstance(part.target, Prediction) else send(part.target, device),
+        ids=send(part.target, device) if isinstance(part.target, Tensor) else None,
         prediction=part.target if isinstance(part.target, Prediction) else None,
         kernel=kernel,
         rows=rows,
@@ -125,9 +124,11 @@ def _prepared(part: Part, like: Tensor) -> _Work:
 
 
 def _kernel(part: Part) -> Kernel | None:
-    """The closed form of a part; None for a divergence that has none here, and which autograd does."""
+    """The closed form of a part; None for a divergence or a target that has none here, which autograd does."""
+    if not isinstance(part.target, Tensor | Prediction):
+        return None
     found = part.divergence.func if isinstance(part.divergence, functools.partial) else part.divergence
-    return _KERNELS.get((found, not isinstance(part.target, Prediction)))
+    return _KERNELS.get((found, isinstance(part.target, Tensor)))
 
 
 class _Total(torch.autograd.Function):
@@ -200,11 +201,8 @@ def _predicted(
 ) -> Rows:
     """Logits of the laws that a chunk of rows must agree with."""
 
-    def law(hidden: Hidden) -> Rows:
-        rows = _filled(hidden[here].to(head[0].dtype), whole)
-        return goal.shaped(torch.addmm(head[1], rows, head[0].t())[:, :width], blank)
-
-    return averaged(law(goal.rows), ((law(rows), _filled(silent[here], whole)) for rows, silent in goal.others))
+    rows = _filled(goal.rows[here].to(head[0].dtype), whole)
+    return goal.shaped(torch.addmm(head[1], rows, head[0].t())[:, :width], blank)
 
 
 def _kl_point(z: Rows, y: Int[Tensor, "c"], w: Values, prior: None = None) -> tuple[Values, Rows]:

@@ -6,17 +6,15 @@ mass (a cross entropy is then one gather, never a one-hot), elsewhere hidden row
 
 import dataclasses
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cdlm.devices import send
-from cdlm.model.denoiser import Denoiser
-from cdlm.sample.shape import mean_law
-from cdlm.schedules import PAPER_STEPS, Schedule, constant, number, scaled_decay
+from cdlm.model.denoiser import Denoiser, mean_law
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, ema_decay, number
 from cdlm.types import Index, LogLaw, Pair
 
 
@@ -29,16 +27,13 @@ class Prediction(NamedTuple):
     """Below 1 the laws are sharpened."""
     guidance: float = 0.0
     blank: Float[Tensor, "k d"] | None = None
-    """The hidden rows of a blank text, for guidance as in `sample/shape.py`; one where it says the same everywhere."""
-    others: tuple[tuple[Float[Tensor, "n d"], Bool[Tensor, "n"]], ...] = ()
-    """Hidden rows of other draws, whose laws are averaged with these, except where they say nothing."""
+    """The hidden rows of a blank text, for guidance as in `sample/logits.py`; one where it says the same everywhere."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
             blank = None if self.blank is None else mean_law(self.network.head(self.blank))
-            others = [(self.shaped(self.network.head(rows), blank), silent) for rows, silent in self.others]
-            return averaged(self.shaped(self.network.head(self.rows), blank), others).log_softmax(-1)
+            return self.shaped(self.network.head(self.rows), blank).log_softmax(-1)
 
     def shaped(self, logits: LogLaw, blank: Float[Tensor, "v"] | None) -> LogLaw:
         """Guided and sharpened."""
@@ -47,19 +42,29 @@ class Prediction(NamedTuple):
         return logits if self.temperature == 1 else logits / self.temperature
 
 
-def averaged(first: LogLaw, others: Iterable[tuple[LogLaw, Bool[Tensor, "n"]]]) -> LogLaw:
-    """Logits of the mean of laws that are themselves given by logits: the first, and others where they are not silent.
+@runtime_checkable
+class Dense(Protocol):
+    """A target that is a distribution for each row, given when it is asked for. `Prediction` also has a fast path."""
 
-    The mean is left unnormalised: all that read logits normalise them.
+    def law(self) -> LogLaw:
+        """Log-probabilities, one row for each position, gradient stopped."""
+        ...
+
+
+Group = tuple[Index, Index | Dense]
+"""Positions (flattened over batch and length), and what each is compared with: token ids, which are point masses, or
+distributions."""
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What the student at (x_t, t) must agree with: every position of M(x_t) at most once, in groups.
+
+    A target that needs a network is a `Network`, whose rule says how the weights of that network follow the student's.
+    `str` names it in `cdlm methods`.
     """
-    total, wide = None, torch.promote_types(first.dtype, torch.float32)
-    for logits, silent in others:
-        total = first.to(wide).log_softmax(-1) if total is None else total
-        total = torch.where(silent[:, None], total, torch.logaddexp(total, logits.to(wide).log_softmax(-1)))
-    return first if total is None else total
 
-
-Group = tuple[Index, Index | Prediction]
+    def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +135,7 @@ class Network:
         if not len(live):  # rows at the boundary need no network
             return [certain]
         x_s, alpha_s, l = pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live], pair.x_s.shape[1]
-        if self.guidance and network.process is not None:  # one sequence more: a blank text
+        if self.guidance and network.process is not None:  # one sequence more, fully masked
             x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
             alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
         hidden = network.features(x_s, alpha_s)
@@ -138,29 +143,27 @@ class Network:
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         at = place.to(dense.device)[dense // l] * l + dense % l
         at = send(at, hidden.device)
-        rows, others = hidden.flatten(0, 1)[at], []
-        for other in pair.others:  # where it has revealed the token, it says nothing of its law
-            here = network.features(other.x_s[send(live, other.x_s.device)], pair.alpha_s[live]).flatten(0, 1)[at]
-            others.append((here, send(other.known.flatten()[send(dense, other.known.device)], here.device)))
-        goal = Prediction(rows, network, self.temperature, self.guidance, blank, tuple(others))
-        return [certain, (dense, goal)]
+        return [certain, (dense, Prediction(hidden.flatten(0, 1)[at], network, self.temperature, self.guidance, blank))]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its weights never change: those of a trained teacher."""
+        return not self.copies and all(value == 1 for _, value in self.decay.knots)
 
     def lam(self, step: int, total: int, reference: int = PAPER_STEPS) -> float:
         """lambda of the update that follows step number `step` of `total`, a pure function of both.
 
-        The average warms up as (1 + n) / (10 + n) after n updates, so that it does not remember the initial weights.
-        """
+        A decay below 1 is that of an EMA (`schedules.ema_decay`)."""
         if self.copies:
             spans = math.floor((step + 1) * self.copies / total)
             crossed = spans > math.floor(step * self.copies / total)
             if crossed and spans >= math.ceil(self.copy_from * self.copies - 1e-9):
                 return 0.0
         decay = self.decay((step + 1) / total)
-        return decay if decay == 1 else min(scaled_decay(decay, total, reference), (2 + step) / (11 + step))
+        return decay if decay == 1 else ema_decay(decay, step, total, reference)
 
     def __str__(self) -> str:
-        frozen = all(value == 1 for _, value in self.decay.knots)
-        rule = "" if frozen else f"lambda {self.decay}"
+        rule = "" if all(value == 1 for _, value in self.decay.knots) else f"lambda {self.decay}"
         copies = (
             f"{self.copies} copies" + (f" from {number(self.copy_from)}" if self.copy_from else "")
             if self.copies
@@ -169,6 +172,3 @@ class Network:
         sharp = f"T {number(self.temperature)}" if self.temperature != 1 else ""
         guided = f"guidance {number(self.guidance)}" if self.guidance else ""
         return f"network({', '.join(filter(None, [rule or ('' if copies else 'frozen'), copies, guided, sharp]))})"
-
-
-Target = Data | Revealed | Network

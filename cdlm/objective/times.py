@@ -6,7 +6,7 @@ The max-step scheduler is delta = 1: s = max(t - 1, 0) = 0 for every t.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -18,6 +18,19 @@ from cdlm.types import Time
 
 Overshoot = Literal["clip", "conditional", "shift"]
 Steps = Literal["random", "increasing", "decreasing", "staged"]
+
+
+@runtime_checkable
+class TimePairs(Protocol):
+    """(s, t) ~ Delta: draws the times of some rows, and tells between which schedules the step sizes lie (for logs)."""
+
+    @property
+    def low(self) -> Schedule: ...
+
+    @property
+    def high(self) -> Schedule: ...
+
+    def __call__(self, progress: float, stratum: Int[Tensor, "b"], strata: int, rng: Rng) -> tuple[Time, Time]: ...
 
 
 @dataclasses.dataclass(frozen=True)

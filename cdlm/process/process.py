@@ -17,6 +17,7 @@ fall out: where pi[x_t] = 0, x_0 = x_t with certainty, and only positions with p
 
 import dataclasses
 import functools
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +28,11 @@ from cdlm.rng import Rng, categorical
 from cdlm.types import LogLaw, Time, Tokens, wide
 
 DATA, STAY, PRIOR = 0, 1, 2
+
+Posterior = Literal["plug-in", "mixture"]
+"""How a predicted distribution enters the bridge: in the place of x_0, or by drawing x_0 from it.
+
+Under masking both are the same."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,11 +54,23 @@ class Process:
 
     @property
     def name(self) -> str:
-        """masked, uniform or unigram: read off the prior."""
-        if self.states > self.vocab and float(self.prior[-1]) == 1:
-            return "masked"
-        flat = self.states == self.vocab and bool((self.prior == self.prior[0]).all())
-        return "uniform" if flat else "unigram"
+        """masked, uniform or unigram: read off the prior. A label for people and files; code asks what follows."""
+        return "masked" if self.absorbing else "uniform" if self.flat else "unigram"
+
+    @functools.cached_property
+    def absorbing(self) -> bool:
+        """Whether all noise is the mask: then a visible token is data, and stays as it is."""
+        return self.has_mask and float(self.prior[-1]) == 1
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a mask state, `vocab`: a fully masked text says nothing about the data."""
+        return self.states > self.vocab
+
+    @functools.cached_property
+    def flat(self) -> bool:
+        """Whether the prior gives every token the same probability and there is no mask: uniform-state diffusion."""
+        return not self.has_mask and bool((self.prior == self.prior[0]).all())
 
     @property
     def states(self) -> int:
@@ -78,7 +96,7 @@ class Process:
 
     def start(self, length: int, rng: Rng, device: torch.device | str = "cpu") -> Tokens:
         """x_1 ~ pi at every position."""
-        if self.name == "masked":
+        if self.absorbing:
             return torch.full((len(rng.rows), length), self.vocab, device=device)
         return self.prior_at(rng("prior").uniform(length, device))
 

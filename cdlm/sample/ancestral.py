@@ -1,6 +1,6 @@
 """Ancestral sampling: the posterior bridge, iterated with the model's own prediction in place of the data.
 
-x_s ~ q(x_s | x_t, f(x_t, t)) down a grid, for every prior, with correctors on request. `passes.py` has the factorised
+x_s ~ q(x_s | x_t, f(x_t, t)) down a grid, for every prior, with correctors on request. `plan.py` has the factorised
 law that makes it cheap.
 """
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from cdlm.process.process import Process
 from cdlm.rng import Rng
-from cdlm.sample.correct import Corrector
-from cdlm.sample.grid import Grid, Tail
+from cdlm.sample.corrector import Corrector
 from cdlm.sample.order import check_tail, ordered
-from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow, moving
-from cdlm.types import Tokens, wide
+from cdlm.sample.plan import Drawing, Pass, State, follow, moving
+from cdlm.sample.settings import Tail
+from cdlm.sample.timesteps import Grid
+from cdlm.types import Predictor, Tokens, wide
 
 _AT_ONCE = 2**22
 
@@ -38,7 +39,7 @@ def ancestral(
     `given` positions never change. Under masking, whatever is visible in x is given anyway; under another prior this
     clamps them. A `tail` is one more evaluation after the hops, and wants a grid that ends above 0.
     """
-    masks = process.name == "masked"
+    masks = process.absorbing
     if masks and corrector is None:
         return ordered(predict, process, x, grid, rng, "random", drawing, tail, given)
     check_tail(process, grid, tail)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
+from cdlm.model.compile import recorded
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.record import recorded
 from cdlm.rng import Rng
-from cdlm.sample.passes import Drawing, State, picked
-from cdlm.sample.race import raced
+from cdlm.sample.naive import raced
+from cdlm.sample.plan import Drawing, State, picked
 from cdlm.types import Tokens
 
 

@@ -5,7 +5,6 @@ processes.
 """
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,13 +12,10 @@ from torch import Tensor
 
 from cdlm.process.process import Process
 from cdlm.rng import Rng
-from cdlm.sample.grid import Grid
-from cdlm.sample.passes import Drawing, Head, Predictor, State, chunks, is_blank, moving, picked, split
-from cdlm.types import Index, LogLaw, Tokens, wide
-
-Confidence = Literal["probability", "margin", "entropy-bound"]
-"""probability: of the token drawn. margin: between the two likeliest tokens. entropy-bound: lowest entropies first, and
-as many at once as the bound allows."""
+from cdlm.sample.plan import Drawing, Head, State, chunks, is_blank, moving, picked, split
+from cdlm.sample.settings import Confidence
+from cdlm.sample.timesteps import Grid
+from cdlm.types import Index, LogLaw, Predictor, Tokens, wide
 
 
 @torch.no_grad()

@@ -1,30 +1,26 @@
-"""Reveal orders under masking: which positions are drawn in which hop, settled before the network runs.
+"""Sampling along an unmasking order: which positions are drawn in which hop, settled before the network runs.
 
-Give every masked position a level u in (0, 1). A position is still masked at time t while u lies below the share of
-masks left, (1 - alpha_t) / (1 - alpha_start). Independent uniform levels are the ancestral sampler of the paper; levels
-far apart at neighbouring positions spread the tokens of one hop, which are drawn independently of each other, over the
-text; and hops at the levels themselves are first-hitting sampling, one token at a time: the limit of infinitely many
-steps.
+`process/order.py` gives every masked position a level u in (0, 1); it is still masked at time t while u lies below the
+share of masks left, (1 - alpha_t) / (1 - alpha_start). Independent uniform levels are the ancestral sampler of the
+paper; levels far apart at neighbouring positions spread the tokens of one hop, which are drawn independently of each
+other, over the text; and hops at the levels themselves are first-hitting sampling, one token at a time: the limit of
+infinitely many steps.
 """
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cdlm.process.order import Level, Order, levels
 from cdlm.process.process import Process
 from cdlm.rng import Rng
-from cdlm.sample.grid import Grid, Tail
-from cdlm.sample.passes import Drawing, Pass, Predictor, State, follow, moving
-from cdlm.types import Tokens, wide
-
-Order = Literal["random", "dilated", "bit-reversed"]
-Level = Float[Tensor, "b l"]
-
-_BITS = 30
+from cdlm.sample.plan import Drawing, Pass, State, follow, moving
+from cdlm.sample.settings import Tail
+from cdlm.sample.timesteps import Grid
+from cdlm.types import Predictor, Tokens, wide
 
 
 def ordered(
@@ -66,29 +62,12 @@ def first_hitting(
     return follow(predict, process, x, passes, drawing, len(passes))
 
 
-def levels(order: Order, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
-    """The level of each position; high ones are revealed first.
-
-    dilated: the positions of a hop are exactly `steps` apart (on a uniform grid), hops in random order. bit-reversed:
-    coarse to fine, each hop halfway between what is there already. Both count masked positions only, so that a blank is
-    spread over itself.
-    """
-    if order == "random":
-        return rng("reveal").uniform(is_mask.shape[1])
-    place = is_mask.cumsum(-1) - 1 + rng("offset").integers(1, 2**20)
-    if order == "bit-reversed":
-        return _bit_reversed(place)
-    turn = rng("reveal").uniform(steps).argsort(-1).argsort(-1)
-    within = _bit_reversed(place // steps) * (1 - 2e-6) + 1e-6
-    return (turn.gather(-1, place % steps) + within) / steps
-
-
 def check_tail(process: Process, grid: Grid, tail: Tail) -> None:
     """A tail takes the place of the last hop to 0."""
     ends = float(grid[-1])
     if tail != "none" and ends == 0:
         raise ValueError("a tail is one more evaluation after the hops: end the grid above 0, at NEAR_ZERO")
-    if tail == "none" and ends > 0 and process.name == "masked":
+    if tail == "none" and ends > 0 and process.absorbing:
         raise ValueError(f"a grid that ends at {ends:g} leaves masks behind: end it at 0, or give a tail")
 
 
@@ -144,11 +123,3 @@ def _compressed(
     split = zip(times, counts, index.to(device).split(sizes), u.split(sizes), strict=True)
     most = max((max(row) for row in counts), default=0)
     return [Pass(*columns, most=most) for columns in split]
-
-
-def _bit_reversed(place: Int[Tensor, "b l"]) -> Level:
-    """The radical inverse in base 2: the binary digits of a number, mirrored behind the point."""
-    value = torch.zeros(place.shape, dtype=torch.float64)
-    for bit in range(_BITS):
-        value += (place >> bit & 1) * 2.0 ** -(bit + 1)
-    return value

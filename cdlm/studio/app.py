@@ -19,14 +19,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdlm import __version__
-from cdlm.methods import METHODS
-from cdlm.report.rows import control, gather, name, unconditional
+from cdlm.eval.report.rows import control, gather, name, unconditional
+from cdlm.files import VERSION
+from cdlm.methods import method_name
 from cdlm.studio.jobs import Desk, Full, Job
 from cdlm.studio.moons import moving_points
 from cdlm.studio.schema import Completion, Health, Infill, Limits, ModelCard, ModelList, Problem, Written
 from cdlm.studio.writing import Event, events, order
-from cdlm.text import Model
+from cdlm.text.pipeline import Model
 
 PAGE = Path(__file__).parent / "page"
 BODY = 1 << 20
@@ -79,7 +79,7 @@ def create_app(
 
     about = "Text by discrete diffusion: write, fill blanks, and watch every step."
     app = FastAPI(
-        title="CDLM studio", version=__version__, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="CDLM studio", version=VERSION, description=about, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.add_middleware(Guard, token=token)
     if "*" not in hosts:
@@ -250,12 +250,14 @@ def sent(event: Event) -> bytes:
 
 
 def card(label: str, model: Model) -> ModelCard:
-    method = str(model.trained.get("method", "")).partition(":")[0]
+    method = str(model.trained.get("method", ""))
     process = model.denoiser.process
     return ModelCard(
         id=label,
-        method=METHODS[method].name if method in METHODS else "",
+        method=method_name(method) if method else "",
         process=process.name if process is not None else "none",
+        absorbing=process is not None and process.absorbing,
+        has_mask=process is not None and process.has_mask,
         parameters=model.denoiser.count(),
         vocab=model.tokenizer.vocab_size,
         length=model.length,

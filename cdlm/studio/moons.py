@@ -5,10 +5,10 @@ import itertools
 from typing import Any, Literal
 
 from cdlm.data.toy import Moons
-from cdlm.exact import posterior
 from cdlm.process import masked, uniform
+from cdlm.process.exact import posterior
 from cdlm.rng import categorical, seeded
-from cdlm.sample import uniform_grid
+from cdlm.sample.timesteps import uniform_grid
 
 BINS = 64
 

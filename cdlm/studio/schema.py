@@ -4,10 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cdlm.sample.confidence import Confidence
-from cdlm.sample.correct import Kind
-from cdlm.sample.grid import Tail
-from cdlm.sample.order import Order
+from cdlm.process.order import Order
+from cdlm.sample.settings import Confidence, CorrectorKind, Tail
 
 SEEDS = 2**53 - 1
 """The largest that a page can tell apart."""
@@ -62,7 +60,7 @@ class Settings(Described):
     most certain about. For masked models."""
     tail: Tail = "none"
     """One more evaluation after the last step: draw what is left (sample), or take the likeliest (argmax)."""
-    corrector: Literal["none", Kind] = "none"
+    corrector: Literal["none", CorrectorKind] = "none"
     """Takes tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
     eta: float | None = Field(None, ge=0.001, le=1, allow_inf_nan=False)
     """How strongly the corrector acts; 0.05 if not given."""
@@ -155,7 +153,11 @@ class ModelCard(Described):
     method: str
     """How it was trained; empty if its folder does not say."""
     process: str
-    """masked, uniform, or none for an autoregressive model."""
+    """masked, uniform or unigram, or none for an autoregressive model."""
+    absorbing: bool
+    """Whether all noise is the mask: then its tokens can be filled in an order of choice."""
+    has_mask: bool
+    """Whether there is a mask, which guidance needs."""
     parameters: int
     """How many numbers the network has."""
     vocab: int

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from cdlm.draft import HOLE, Draft, blanks
-from cdlm.eval.diversity import entropy
-from cdlm.sample import Sampling
+from cdlm.metrics.diversity import entropy
+from cdlm.sample.settings import Sampling
 from cdlm.studio.schema import Choice, Completion, Infill, Limits, Settings, Usage
-from cdlm.text import Frame, Model
+from cdlm.text.pipeline import Frame, Model
+from cdlm.text.template import HOLE, Draft, blanks
 
 
 @dataclasses.dataclass(frozen=True)

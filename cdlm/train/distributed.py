@@ -19,10 +19,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cdlm.config import Parallel
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective import Loss, Objective
 from cdlm.rng import Rng
+from cdlm.train.config import Parallel
 from cdlm.types import Tokens
 
 PATIENCE = datetime.timedelta(minutes=10)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdlm.config import RunConfig, to_json
-from cdlm.fetch import install
+from cdlm.extras import require
 from cdlm.files import naming, write_whole
+from cdlm.train.config import RunConfig, to_json
 from cdlm.train.distributed import mean
-from cdlm.train.learner import Learner
 from cdlm.train.optim import learning_rate
+from cdlm.train.step import Learner
 
 Sink = Callable[[dict[str, Any]], None]
 
@@ -100,11 +100,8 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def _tensorboard(config: RunConfig, from_step: int) -> Sink:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(f"--track tensorboard needs tensorboard; run in the checkout: {install('track')}") from None
-    writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=from_step + 1)
+    tensorboard = require("torch.utils.tensorboard", "track", "--track tensorboard", "tensorboard")
+    writer = tensorboard.SummaryWriter(str(config.out / "tensorboard"), purge_step=from_step + 1)
 
     def write(line: dict[str, Any]) -> None:
         for name, value in _numbers(line).items():
@@ -115,10 +112,7 @@ def _tensorboard(config: RunConfig, from_step: int) -> Sink:
 
 
 def _wandb(config: RunConfig, from_step: int) -> Sink:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError(f"--track wandb needs wandb; run in the checkout: {install('track')}") from None
+    wandb = require("wandb", "track", "--track wandb")
     name = hashlib.blake2b(
         str(config.out.resolve()).encode(), digest_size=6
     ).hexdigest()  # one run, however often resumed

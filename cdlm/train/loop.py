@@ -11,32 +11,31 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cdlm import zoo
-from cdlm.config import RunConfig, completed, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, read_object, write_whole
-from cdlm.methods import Method, parse_method
+from cdlm.methods import Method, needs_trained_model, parse_method, same_method
+from cdlm.model.architecture import Architecture
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.dit import Architecture
 from cdlm.model.pretrained import describe, load, newest
 from cdlm.objective import Objective
 from cdlm.process import SCHEDULES
 from cdlm.schedules import scaled_decay
 from cdlm.train import checkpoint
+from cdlm.train.config import Resume, RunConfig, migrate, to_json
 from cdlm.train.distributed import World, anyone, first_tells, join, leave, lost_contact
-from cdlm.train.learner import Learner, learner, take_step
 from cdlm.train.log import console_line, open_log, summarise
+from cdlm.train.recipes import RECIPES
+from cdlm.train.step import Learner, learner, take_step
 from cdlm.train.validation import report, validate
 from cdlm.types import Tokens
-
-Resume = Literal["no", "auto", "force"]
 
 FREE = {
     *("out", "data", "init_from", "device", "parallel", "accumulate", "compile", "log_every", "valid_every"),
@@ -49,10 +48,24 @@ with another seed. (`data` is a path; the tokens themselves must be the same.)""
 
 def train(config: RunConfig, resume: Resume = "no") -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
+    check(config)
     device = pick_device(config.device)
     world = join(config.parallel, device)
     with _explained(config, world), contextlib.ExitStack() as held:
         return _train(config, resume, device, world, held)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a network or a start that does not suit the method."""
+    method, _ = parse_method(config.method)
+    if config.network.causal != (method.process == "none"):
+        wrong = "needs" if method.process == "none" else "does not take"
+        raise ValueError(f"{method.name} {wrong} a causal network; set --network.causal accordingly")
+    if method.process == "uniform" and not config.network.time_conditioning:
+        raise ValueError(f"{method.name} is told the time: add --network.time-conditioning, or start from its recipe")
+    if config.init_from is None and needs_trained_model(config.method):
+        base = method.starts_from or "mdlm"
+        raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {base}")
 
 
 def _train(config: RunConfig, resume: Resume, device: torch.device, world: World, held: contextlib.ExitStack) -> Path:
@@ -188,7 +201,7 @@ def build(
         given = load(start)
         ours, theirs = _comparable(describe(network)), _comparable(describe(given))
         weights = given.state_dict()
-        if given.vocab == vocab + 1 and ours["process"] and ours["process"]["name"] == "uniform":
+        if given.vocab == vocab + 1 and network.process is not None and network.process.flat:
             # public DUO checkpoints have one id, [PAD], more than GPT-2's tokens: its rows are left out
             rows = ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias")
             weights = {name: value[:vocab] if name.endswith(rows) else value for name, value in weights.items()}
@@ -238,12 +251,15 @@ def _to_resume(config: RunConfig, resume: Resume) -> Path | None:
 def _read_last(path: Path, config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint:
     """Read what the first process has found good; a run is not continued as something else."""
     found = checkpoint.read(path, check=False)
-    before, now = completed(found.run_config), to_json(config)
-    changed = [
-        f"{key}: {before.get(key)} -> {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
-    ]
+    try:
+        before, now = migrate(found.run_config), to_json(config)
+    except ValueError as error:
+        raise ValueError(f"the settings in {path / checkpoint.STATE} cannot be read: {error}") from None
+    if same_method(before["method"], now["method"]):
+        before["method"] = now["method"]
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key not in FREE and before[key] != now[key]]
     if found.data != corpus:
-        changed.append(f"data: {before.get('data')} -> {config.data} holds other tokens")
+        changed.append(f"data: {before['data']} -> {config.data} holds other tokens")
     if changed and resume != "force":
         raise ValueError(
             f"{config.out} was started with other settings ({'; '.join(changed)}); "
@@ -270,8 +286,6 @@ def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Object
 
 def _command(base: Path) -> str:
     """How to train the run that a recipe starts from."""
-    from cdlm.recipes import RECIPES
-
     return f": cdlm train {base.name} --data data" if base == Path("runs") / base.name and base.name in RECIPES else ""
 
 

@@ -4,8 +4,8 @@ rate."""
 import torch
 from torch import Tensor
 
-from cdlm.config import RunConfig
 from cdlm.model.denoiser import Denoiser
+from cdlm.train.config import RunConfig
 from cdlm.train.distributed import restore, whole
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 
-from cdlm.config import RunConfig
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile
-from cdlm.eval.diversity import entropy, pooled_entropy
-from cdlm.eval.likelihood import nelbo
 from cdlm.methods import Method
+from cdlm.metrics.diversity import entropy, pooled_entropy
+from cdlm.metrics.likelihood import nelbo
 from cdlm.model.denoiser import Denoiser
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, ancestral, autoregressive, last, uniform_grid
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.plan import Drawing, last
+from cdlm.sample.timesteps import uniform_grid
+from cdlm.train.config import RunConfig
 from cdlm.train.distributed import gather, mean, settle
-from cdlm.train.learner import Learner
+from cdlm.train.step import Learner
 from cdlm.types import Tokens, wide
 
 

@@ -68,7 +68,7 @@ export function startWrite(models, limits, asks) {
       steps: counted(model) ? 2 ** Number($("steps").value) : null,
       temperature: Number($("temperature").value),
       top_p: Number($("top-p").value),
-      guidance: model.process === "masked" ? Number($("guidance").value) : 0,
+      guidance: model.has_mask ? Number($("guidance").value) : 0,
       seed: Number($("seed").value),
       order: order(model),
       tail: tailed(model) ? $("tail").value : "none",
@@ -125,13 +125,13 @@ export function startWrite(models, limits, asks) {
     $("cancel").disabled = !busy;
     $("steps-value").textContent = steps;
     $("steps").setAttribute("aria-valuetext", `${steps} steps`);
-    $("order").disabled = !chosen.some(({ process }) => process === "masked");
-    $("guidance").disabled = $("order").disabled;
-    $("guidance").title = $("guidance").disabled ? "Only masked models know a blank text" : "Lean on the context: 0.5 or 1";
+    $("order").disabled = !chosen.some((model) => model.absorbing);
+    $("guidance").disabled = !chosen.some((model) => model.has_mask);
+    $("guidance").title = $("guidance").disabled ? "Guidance requires a model with a mask token" : "Lean on the context: 0.5 or 1";
     $("tail").disabled = !chosen.some(tailed);
     $("order").title = $("order").disabled ? "Only masked models can choose their order" : asks.order.description;
     $("tail").title = asks.tail.description;
-    $("legend-noise").hidden = !chosen.some(({ process }) => process === "uniform");
+    $("legend-noise").hidden = !chosen.some((model) => model.process !== "none" && !model.absorbing);
     $("width-field").hidden = !infill;
     $("width").disabled = !infill;
     $("length-field").hidden = infill;
@@ -141,8 +141,8 @@ export function startWrite(models, limits, asks) {
   }
 }
 
-function order({ process }) {
-  return process === "masked" ? $("order").value : "random";
+function order({ absorbing }) {
+  return absorbing ? $("order").value : "random";
 }
 
 /** Whether the number of steps is ours to choose. */

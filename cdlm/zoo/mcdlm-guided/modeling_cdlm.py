@@ -1,5 +1,5 @@
 """Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
 
-from cdlm.model.hf import CDLMConfig, CDLMForMaskedLM
+from cdlm.interop.transformers import CDLMConfig, CDLMForMaskedLM
 
 __all__ = ["CDLMConfig", "CDLMForMaskedLM"]

@@ -1,0 +1,1 @@
+"""The command line: one module for each command. Nothing else imports it, and help needs no torch."""

@@ -1,0 +1,57 @@
+"""`cdlm zoo`: the models that come with the package."""
+
+import dataclasses
+
+from rich.console import Console
+from rich.table import Table
+
+from cdlm import zoo
+from cdlm.cli.common import console, parse
+from cdlm.files import read_object
+from cdlm.sample.settings import flags, sampling_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ZooConfig:
+    """List the models that come with cdlm, what each is and how it writes best."""
+
+
+def main(arguments: list[str]) -> None:
+    parse(ZooConfig, "zoo", arguments)
+    show_zoo(console())
+
+
+def show_zoo(console: Console) -> None:
+    """The models that come with the package: what they are, how they write best, and where they lie."""
+    from cdlm.methods import method_name
+    from cdlm.model import pretrained
+
+    table = Table(title="Models that come with cdlm", show_lines=True)
+    for heading in ("model", "trained by", "parameters", "on disk", "tokens seen"):
+        table.add_column(heading, justify="right" if heading in ("parameters", "on disk", "tokens seen") else "left")
+    best: list[str] = []
+    for name in zoo.names():
+        folder = zoo.HERE / name
+        config = read_object(folder / "config.json")
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        numbers = pretrained.count(folder)
+        trained, chain, seen = config["trained"], dict[str, None](), 0
+        while trained:
+            chain[method_name(trained["method"])] = None
+            seen += trained["steps"] * trained["batch"] * trained["length"]
+            trained = trained["from"]
+        table.add_row(
+            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B"
+        )
+        best += [f"{name} writes best with", *(f"  {flags(sampling_of(one))}" for one in config["sampling"])]
+    console.print(table)
+    for line in best:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{zoo.HERE} has them, each with a card. Use them by name:", highlight=False, soft_wrap=True)
+    for command, about in (
+        ("cdlm sample", "the first of them writes four texts"),
+        ('cdlm sample mdlm --prompt "The sea was"', "the other one continues a text"),
+        ("cdlm sample --steps 32 --watch --num 1", "a text resolves; settings follow the number of steps"),
+        ("cdlm studio", "both side by side, in a browser"),
+    ):
+        console.print(f"  {command:<40} {about}", highlight=False, markup=False)

@@ -1,0 +1,329 @@
+"""The paper's tables in its own layout, from result rows."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from cdlm.eval.report import paper
+from cdlm.eval.report.paper import SETS, TABLES, TITLES, Column
+from cdlm.eval.report.rows import (
+    Section,
+    canonical,
+    choices,
+    distilled,
+    method,
+    name,
+    plain,
+    schooling,
+    stem,
+    steps,
+    unconditional,
+)
+from cdlm.eval.report.sheet import Entry, Line, Sheet, ranked
+from cdlm.eval.results import Row
+from cdlm.methods import METHODS
+
+BASE, DISTILLED = "Base models (trained from scratch)", "Distilled models"
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """What applies to all tables of a report."""
+
+    threshold: float | None
+    """A star marks an entropy below it."""
+    compare: bool = False
+    """Show the paper's numbers beneath ours."""
+
+    def note(self, section: Section) -> str:
+        star = "" if self.threshold is None else f" * entropy below {self.threshold:.2f}."
+        text = f"Best bold, second best underlined, whatever their intervals.{star}"
+        if not self.compare:
+            return text
+        text += " In italics: the paper's own numbers"
+        other = [] if section.judge == "gpt2-large" else ["another judge (gpt2-large)"]
+        other += [] if section.length == 1024 else ["other lengths (1024 tokens)"]
+        other += [] if section.rows[0]["vocab"] in (50257, 50258) else ["another vocabulary (GPT-2's)"]
+        return text + (f", which have {', '.join(other)}: not comparable with ours." if other else ".")
+
+
+def unconditional_tables(section: Section, style: Style) -> list[Sheet]:
+    """Tables 1, 2 and 7: perplexity (entropy) over sampling steps."""
+    sheets = []
+    uniform = ("uniform", "unigram")
+    for number, own, precision in ((1, ("masked",), "fp64"), (2, uniform, "fp64"), (7, (), "naive-fp32")):
+        rows = plain(unconditional(section.rows, precision))
+        rows = [row for row in rows if not own or row["process"] in (*own, "none")]
+        if any(row["process"] != "none" for row in rows):
+            sheets += [_over_steps(number, rows, section, style), _intervals(number, rows, section)]
+    return sheets
+
+
+def _over_steps(number: int, rows: list[Row], section: Section, style: Style) -> Sheet:
+    columns = sorted({found for row in rows if (found := steps(row))})
+    last = columns[-1]
+
+    def place(row: Row) -> Column:
+        return steps(row) or last
+
+    named = _by_name(rows)
+    heads = ("Model", "Pretrain steps", "Distill steps", *map(str, columns))
+    values = {key: {place(row): row for row in found} for key, found in named.items()}
+    ranks = {c: ranked([_value(values[key].get(c), "ppl") for key in named]) for c in columns}
+    lines: list[Line] = []
+    for title, late in ((BASE, False), (DISTILLED, True)):
+        part = [key for key in named if distilled(named[key][0]) == late]
+        if part and any(distilled(found[0]) for found in named.values()):
+            lines.append(Line(title))
+        for key in part:
+            entries = [Entry(text) for text in schooling(named[key][0])]
+            for column in columns:
+                row = values[key].get(column)
+                rank = ranks[column][list(named).index(key)]
+                entries.append(Entry() if row is None else Entry(_ppl_entropy(row), rank, _star(row, style)))
+            lines.append(Line(key, tuple(entries)))
+            quote = _quote(number, named[key][0], list(columns))
+            if style.compare and quote:
+                lines.append(Line("paper", (Entry(), Entry(), *quote), quoted=True))
+    caption = f"{section.note(rows)} {style.note(section)}"
+    caption += " A model without steps stands in the last column." * any(steps(row) is None for row in rows)
+    return Sheet(_slug(section, number), _title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))
+
+
+def _intervals(number: int, rows: list[Row], section: Section) -> Sheet:
+    """The same cells with their 95 % intervals."""
+    columns = sorted({found for row in rows if (found := steps(row))})
+    lines = []
+    for key, own in _by_name(rows).items():
+        cells = {steps(row) or columns[-1]: row for row in own}
+        text = (_bracketed(cells[c]) if c in cells else "" for c in columns)
+        lines.append(Line(key, tuple(Entry(one) for one in text)))
+    heads = (("Model", 1), *((str(c), 1) for c in columns))
+    slug, title = f"{_slug(section, number)}-intervals", f"Table {number}, with 95 % intervals of the perplexity"
+    return Sheet(slug, title, f"{section.note(rows)} The texts are resampled.", (heads,), tuple(lines))
+
+
+def _bracketed(row: Row) -> str:
+    low, high = row["ppl_interval"]
+    return f"{row['ppl']:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def conditional_tables(section: Section, style: Style) -> list[Sheet]:
+    """Tables 3 and 8: recovery of texts half of whose words are noise, by evaluation set and steps."""
+    rows = [row for row in plain(section.rows) if row["task"] == "conditional"]
+    if not rows:
+        return []
+    known = [text for text in SETS if any(row["set"] == text for row in rows)]
+    sets = known + sorted({row["set"] for row in rows} - set(known))
+    columns = [(text, n) for text in sets for n in sorted({steps(row) or 0 for row in rows if row["set"] == text})]
+    named = _by_name(rows)
+    values = {key: {(row["set"], steps(row) or 0): row for row in found} for key, found in named.items()}
+    first = [("Model", 1), *((text, sum(c[0] == text for c in columns)) for text in sets)]
+    heads = (tuple(first), (("", 1), *((f"{n} steps", 1) for _, n in columns)))
+    small = section.note(rows)
+    sheets = []
+    for number, show, digits, measure in (
+        (3, lambda row: f"{row['ppl']:.1f} / {row['bleu2']:.1f}", 1, "ppl"),
+        (8, lambda row: f"{row['mauve']:.2f}", 2, "mauve"),
+    ):
+        ranks = {
+            c: ranked([_value(values[key].get(c), measure) for key in named], digits, smaller=number == 3)
+            for c in columns
+        }
+        lines = []
+        for index, key in enumerate(named):
+            found = [values[key].get(column) for column in columns]
+            cells = zip(found, columns, strict=True)
+            entries = [Entry() if row is None else Entry(show(row), ranks[c][index]) for row, c in cells]
+            lines.append(Line(key, tuple(entries)))
+            quote = _quote(number, named[key][0], list(columns))
+            if style.compare and quote:
+                lines.append(Line("paper", tuple(quote), quoted=True))
+        if number == 3:
+            own = [next((row for row in rows if (row["set"], steps(row) or 0) == c), None) for c in columns]
+            entries = [Entry(f"{row['reference_ppl']:.1f} / 100" if row else "") for row in own]
+            lines.append(Line("the originals themselves", tuple(entries), quoted=True))
+            how = f" BLEU-2: {rows[0]['bleu2_how']}."
+        else:
+            warning = rows[0].get("mauve_warning")
+            how = f" MAUVE of {warning}." if warning else ""
+        sheets.append(Sheet(_slug(section, number), _title(number), small + how, heads, tuple(lines)))
+    return sheets
+
+
+def ablation_tables(section: Section, style: Style, unjudged: Sequence[Row] = ()) -> list[Sheet]:
+    """Tables 4 to 6: CDLM runs that differ in one ingredient; the run without changes stands in each.
+
+    Beside them, which the paper does not have, the NELBO where it was measured.
+    """
+    rows = [row for row in plain(unconditional(section.rows)) if choices(row) is not None and name(row) == row["model"]]
+    sheets = []
+    for number, keys, title in (
+        (4, ("steps",), "CDLM w. {} scheduler"),
+        (5, ("kappa", "kappa_end"), "CDLM w. {} for max-step scheduler"),
+        (6, ("divergence",), "CDLM w. {}"),
+    ):
+        own = [row for row in rows if set(choices(row) or {}) <= set(keys)]
+        changed = [method(row) for row in own if choices(row)]
+        own = [row for row in own if method(row) in changed[:1]]  # variants of one method
+        if own:
+            sheets.append(_ablation(number, own, keys[0], title, section, style, _bounds(unjudged)))
+    return sheets
+
+
+def _ablation(
+    number: int,
+    rows: list[Row],
+    choice: str,
+    title: str,
+    section: Section,
+    style: Style,
+    bounds: dict[str, str],
+) -> Sheet:
+    columns: list[Column] = sorted({steps(row) or 0 for row in rows})
+    found: dict[str, dict[Column, Row]] = {}
+    for row in rows:
+        chosen = (choices(row) or {}).get(choice, METHODS[method(row)].choices[choice])
+        known = f"{float(chosen):g}" if choice == "kappa" else str(chosen)
+        found.setdefault(known, {})[steps(row) or 0] = row
+    order = [key for key in TABLES[number] if key in found] + [key for key in found if key not in TABLES[number]]
+    lines = []
+    for key in order:
+        cells = [found[key].get(column) for column in columns]
+        text = [
+            Entry(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _star(row, style)) if row else Entry() for row in cells
+        ]
+        model = next(iter(found[key].values()))["model"]
+        bound = [Entry(bounds.get(model, ""))] if bounds else []
+        lines.append(Line(title.format(key), (*text, *bound)))
+        quote = _quoted(number, key, columns)
+        if style.compare and quote:
+            lines.append(Line("paper", (*quote, *([Entry()] if bounds else [])), quoted=True))
+    heads = (("Model", 1), *((str(column), 1) for column in columns), *([("NELBO", 1)] if bounds else []))
+    caption = f"{section.note(rows)} {style.note(section)}"
+    caption += " NELBO: the bound as a perplexity per token, on held-out texts." if bounds else ""
+    return Sheet(_slug(section, number), _title(number), caption, (heads,), tuple(lines))
+
+
+def _bounds(unjudged: Sequence[Row]) -> dict[str, str]:
+    """Of each model, the NELBO on the first set, as a perplexity."""
+    found = [row for row in unjudged if row["task"] == "likelihood"]
+    return {row["model"]: f"{row['nelbo_ppl']:.1f}" for row in found if row["set"] == found[0]["set"]}
+
+
+def likelihood_table(rows: Sequence[Row]) -> Sheet | None:
+    """Perplexity by the NELBO on each set: what sharpening costs."""
+    found = [row for row in rows if row["task"] == "likelihood"]
+    if not found:
+        return None
+    sets, models = list(dict.fromkeys(r["set"] for r in found)), list(dict.fromkeys(r["model"] for r in found))
+    value = {(row["model"], row["set"]): row for row in found}
+    ranks = {text: ranked([_value(value.get((model, text)), "nelbo_ppl") for model in models], 2) for text in sets}
+    lines = []
+    for index, model in enumerate(models):
+        entries = []
+        for text in sets:
+            row = value.get((model, text))
+            shown = "" if row is None else f"{row['nelbo_ppl']:.2f} [{_exp(row, 0)}, {_exp(row, 1)}]"
+            entries.append(Entry(shown, ranks[text][index]))
+        exact = all(row["exact"] for row in found if row["model"] == model)
+        lines.append(Line(f"{model} (exact)" if exact else model, tuple(entries)))
+    times = next((row["times"] for row in found if not row["exact"]), 1)
+    caption = (
+        f"Perplexity per model token from the NELBO (an upper bound unless exact), {found[0]['num']} texts of "
+        f"{found[0]['length']} tokens, {times} noise levels each, 95 % intervals over texts."
+    )
+    heads = ((("Model", 1), *((text, 1) for text in sets)),)
+    return Sheet("likelihood", "Likelihood", caption, heads, tuple(lines))
+
+
+def few_step_table(rows: Sequence[Row]) -> Sheet | None:
+    """Perplexity by the NELBO of the sampler itself: what drawing many tokens at once costs."""
+    value = {
+        (row["model"], row["set"], one["order"], one["steps"]): one for row in rows for one in row.get("samplers", [])
+    }
+    if not value:
+        return None
+    columns = sorted({key[3] for key in value})
+    lines = []
+    for model, text, order in dict.fromkeys(key[:3] for key in value):
+        cells = [value.get((model, text, order, steps)) for steps in columns]
+        entries = [Entry("" if one is None else f"{math.exp(one['nelbo']):.1f}") for one in cells]
+        name = model if order == "random" else f"{model} ({order})"
+        lines.append(Line(f"{name}, {text}", tuple(entries)))
+    caption = (
+        "Perplexity per model token from the NELBO of a sampler with so many steps: each step draws its tokens "
+        "independently of each other, so that few steps cost likelihood, whatever a judge says of the texts. It tends "
+        "to the NELBO of the model."
+    )
+    heads = ((("Model", 1), *((f"{steps} steps", 1) for steps in columns)),)
+    return Sheet("few-step", "Likelihood in few steps", caption, heads, tuple(lines))
+
+
+def consistency_table(rows: Sequence[Row]) -> Sheet | None:
+    """Path invariance: total variation under the model's own chain, and the error of the reliability curve."""
+    found = [row for row in rows if row["task"] == "consistency"]
+    if not found:
+        return None
+    pairs = [(pair["t"], pair["s"]) for pair in found[0]["pairs"]]
+    lines = []
+    for row in found:
+        entries = []
+        for pair in row["pairs"]:
+            own = f"{pair['own_chain_tv']:.4f} ({pair['own_chain_floor']:.4f})" if "own_chain_tv" in pair else "-"
+            entries += [Entry(own), Entry(f"{pair['reliability_error']:.4f}")]
+        lines.append(Line(f"{row['model']}, {row['set']}", tuple(entries)))
+    heads = (
+        (("Model, texts", 1), *((f"t {t:g} to s {s:g}", 2) for t, s in pairs)),
+        (("", 1), *((text, 1) for _ in pairs for text in ("own chain TV (floor)", "reliability error"))),
+    )
+    caption = (
+        "Own chain: total variation between f(x_t, t) and the mean of f(x_s, s) over hops of the model's own reverse "
+        "chain (in brackets what so many hops show by chance). Reliability: mean |E f(x_s, s) - f(x_t, t)| over bins "
+        "of f(x_t, t), x_s from the true bridge; at s = 0 it is calibration."
+    )
+    return Sheet("consistency", "Path invariance on text", caption, heads, tuple(lines))
+
+
+def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(name(row), []).append(row)
+    return named
+
+
+def _quote(number: int, row: Row, columns: list[Column]) -> list[Entry]:
+    """The paper's numbers beneath a model as the paper has it; not beneath its variants, nor its other seeds."""
+    other = choices(row) or row["model"] != stem(row["model"])
+    return [] if other else _quoted(number, canonical(row), columns)
+
+
+def _quoted(number: int, known: str, columns: list[Column]) -> list[Entry]:
+    """The paper's numbers of that row at these columns; empty if it has none."""
+    row = paper.TABLES[number].get(known, {})
+    return [Entry(row.get(column, "")) for column in columns] if any(column in row for column in columns) else []
+
+
+def _title(number: int) -> str:
+    return f"Table {number}. {TITLES[number]}"
+
+
+def _slug(section: Section, number: int) -> str:
+    return f"table-{number}-{section.slug}"
+
+
+def _value(row: Row | None, measure: str) -> float | None:
+    """What a cell is ranked by; a model that is its own judge is not ranked."""
+    return None if row is None or row.get("own_judge") else float(row[measure])
+
+
+def _ppl_entropy(row: Row) -> str:
+    return f"{row['ppl']:.1f} ({row['entropy']:.1f})"
+
+
+def _star(row: Row, style: Style) -> bool:
+    return style.threshold is not None and row["entropy"] < style.threshold
+
+
+def _exp(row: Row, side: int) -> str:
+    return f"{math.exp(row['nelbo_interval'][side]):.2f}"

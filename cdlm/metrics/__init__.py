@@ -1,0 +1,1 @@
+"""Measures of samples and models, used in training and evaluation."""

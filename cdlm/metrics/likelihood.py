@@ -1,0 +1,85 @@
+"""The negative evidence lower bound of a model on data, in nats per token; exact for an autoregressive one.
+
+There is one for the model, that is for a sampler of infinitely many steps, and one for a sampler of few steps, which
+draws the tokens of a hop independently of each other and pays for it.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cdlm.methods import METHODS
+from cdlm.model.denoiser import Denoiser
+from cdlm.objective.loss import Term
+from cdlm.process.order import Order
+from cdlm.rng import Rng, seeded
+from cdlm.types import Tokens
+
+CHUNK = 4096
+"""Positions whose laws over the vocabulary are there at once."""
+
+
+def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int = 0, rows: int = 64) -> float:
+    """The mean over numbered batches, one stratified time a sequence, `rows` sequences at a time.
+
+    A batch's noise depends on its number and size alone, not on how it is cut.
+    """
+    found = []
+    for number, x0 in batches:
+        rng = seeded(seed, "nelbo", number, batch=len(x0))
+        found.append(bounds(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
+    return float(torch.cat(found).mean())
+
+
+def repeated(
+    denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64, term: Term | None = None
+) -> Float[Tensor, "b times"]:
+    """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread.
+
+    With the term of `few_step`, of the bound of that sampler.
+    """
+    if denoiser.process is None:  # exact: nothing to repeat
+        times = 1
+    n = len(x0)
+    order = seeded(seed, "order", batch=n).uniform(times).argsort(0)
+    stratum = (torch.arange(times) * n + order).flatten()  # one of the first n, one of the next n, ...
+    rng = seeded(seed, "likelihood", batch=n * times)
+    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
+
+
+def few_step(denoiser: Denoiser, steps: int, order: Order = "random") -> Term:
+    """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
+    random, a bound of it."""
+    (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
+    return term
+
+
+@torch.no_grad()
+def bounds(
+    denoiser: Denoiser,
+    x0: Tokens,
+    stratum: Int[Tensor, "b"],
+    rng: Rng,
+    rows: int = 64,
+    term: Term | None = None,
+) -> Float[Tensor, "b"]:
+    """One estimate for each sequence, at a time in its own stratum of the batch."""
+    row = "ar" if denoiser.process is None else "mdlm" if denoiser.process.absorbing else "udlm"
+    term = term or METHODS[row](denoiser.process, total=1).terms[0]
+    found = []
+    for part in torch.arange(len(x0)).split(rows):
+        own = rng[part](term.name)
+        s, t = term.times(0.0, stratum[part], rng.batch, own)
+        pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
+        hidden = denoiser.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t)
+        ((index, goal),) = term.target(pair, None)
+        assert isinstance(goal, Tensor)
+        length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
+        for here, truth in zip(index.split(CHUNK), goal.split(CHUNK), strict=True):
+            at, student = pair.at(here), denoiser.head(hidden.flatten(0, 1)[here.to(hidden.device)])
+            surprise = term.divergence(target=truth.to(hidden.device), student=student, pair=at).cpu().double()
+            sums.index_add_(0, here.cpu() // length, term.weight(at).cpu() * surprise)
+        found.append(sums / length)
+    return torch.cat(found)

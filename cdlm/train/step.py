@@ -1,0 +1,111 @@
+"""What learns: the networks and the optimiser of a run, and the step that moves them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cdlm.devices import autocast
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy, local, update
+from cdlm.objective import Objective
+from cdlm.rng import seeded
+from cdlm.schedules import ema_decay
+from cdlm.train.config import RunConfig
+from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
+from cdlm.train.optim import Optimizers, descend, learning_rate, moments, optimizers, remember, saved
+from cdlm.types import Tokens
+
+Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
+"""The rows of the global batch of a step, as tokens: a pure function of both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """The state of training: online, target and averaged weights, and those of the optimisers."""
+
+    config: RunConfig
+    objective: Objective
+    denoiser: Denoiser
+    target: Denoiser | None
+    average: Denoiser
+    optimizers: Optimizers
+    module: torch.nn.Module
+    world: World
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors, whole and on the host; every process must call this together."""
+        settle(self.module, self.average, self.target)
+        parts = {"model": self.average, "online": self.denoiser, "target": self.target}
+        state = {
+            part: {name: whole(tensor) for name, tensor in network.state_dict().items()}
+            for part, network in parts.items()
+            if network is not None
+        }
+        if self.denoiser.process is not None:
+            state["model"]["prior"] = self.denoiser.process.prior.cpu()
+        state["optimizer"] = saved(self.optimizers, self.denoiser)
+        return state
+
+    def spoiled(self) -> list[str]:
+        """The tensors held by this process that are not finite numbers throughout, by part and name."""
+        parts = {"averaged": self.average, "online": self.denoiser, "target": self.target}
+        held = {
+            f"{part} {name}": tensor
+            for part, network in parts.items()
+            if network is not None
+            for name, tensor in network.state_dict().items()
+        }
+        held |= {f"optimiser {name}": value for name, value in moments(self.optimizers, self.denoiser).items()}
+        finite = torch.stack([torch.isfinite(local(tensor)).all() for tensor in held.values()]).tolist()
+        return [name for name, fine in zip(held, finite, strict=True) if not fine]
+
+    def restore(self, step: int, state: dict[str, dict[str, Tensor]]) -> None:
+        """Go back to a saved state, after `step` steps."""
+        for part, network in (("model", self.average), ("online", self.denoiser), ("target", self.target)):
+            if network is not None:
+                for name, tensor in network.state_dict().items():
+                    restore(tensor, state[part][name])
+        remember(self.optimizers, self.denoiser, step, state["optimizer"])
+
+
+def learner(config: RunConfig, denoiser: Denoiser, objective: Objective, world: World) -> Learner:
+    """Everything at its start: target and average are copies of the network."""
+    target = frozen_copy(denoiser) if objective.network is not None else None
+    average = frozen_copy(denoiser)
+    for network in (denoiser, target):  # the average only validates, in shapes and a precision of its own
+        if network is not None and config.compile:
+            network.backbone.compile()
+    for network in (target, average):
+        if network is not None:
+            shard_frozen(network, config.parallel)
+    module = loss_module(denoiser.train(), objective, config.parallel, denoiser.device)
+    return Learner(config, objective, denoiser, target, average, optimizers(config, denoiser), module, world)
+
+
+def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:
+    """One step of the optimiser and of both averages; returns the loss, its terms and the gradient's norm."""
+    config, world = learner.config, learner.world
+    torch.manual_seed(seeded(config.seed, "dropout", step, world.rank, batch=1).key)
+    parts = torch.arange(config.batch).view(world.size, config.accumulate, -1)[world.rank]
+    seen: dict[str, list[Tensor]] = {}  # a term may have no row in a micro-batch
+    gather(learner.target)
+    for micro, rows in enumerate(parts):
+        accumulating(learner.module, last=micro == len(parts) - 1)
+        rng = seeded(config.seed, "train", step, batch=config.batch, rows=rows)
+        with autocast(learner.denoiser.device, config.dtype):
+            loss = learner.module(learner.target, batches(step, rows), step, rng)
+        (loss.total / len(parts)).backward()
+        for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
+            seen.setdefault(name, []).append(value)
+    settle(learner.module, learner.target, learner.average)
+    norm = torch.nn.utils.clip_grad_norm_(learner.denoiser.parameters(), config.clip)
+    descend(learner.optimizers, learning_rate(config, step))
+    if learner.target is not None:
+        update(learner.target, learner.denoiser, learner.objective.lam(step))
+    decay = ema_decay(config.average, step, config.steps, config.reference)
+    update(learner.average, learner.denoiser, decay)
+    means = {name: torch.stack(values).mean() for name, values in seen.items()}
+    return {**means, "gradient": norm.full_tensor() if hasattr(norm, "full_tensor") else norm}
