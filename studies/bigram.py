@@ -24,10 +24,12 @@ from rich.table import Table
 from torch import Tensor
 
 from cdlm.data.tokens import open_tokens
-from cdlm.eval.diversity import distinct, entropy
+from cdlm.metrics.diversity import distinct, entropy
 from cdlm.process import masked
 from cdlm.rng import seeded
-from cdlm.sample import Sampling, generate, last
+from cdlm.sample.generate import generate
+from cdlm.sample.plan import last
+from cdlm.sample.settings import Sampling
 from cdlm.types import Tokens
 
 FAR = 40

@@ -17,8 +17,8 @@ import shutil
 from pathlib import Path
 
 from cdlm.eval.results import read_samples
-from cdlm.plot import canvas
-from cdlm.sample import Sampling
+from cdlm.sample.settings import Sampling
+from cdlm.train.plot import canvas
 from studies import trials, zoo_tables
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,11 +19,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cdlm.config import RunConfig
-from cdlm.eval.grid import EvalConfig
-from cdlm.eval.suite import evaluate
-from cdlm.recipes import RECIPES
+from cdlm.eval.config import EvalConfig
+from cdlm.eval.sweep import evaluate
+from cdlm.train.config import RunConfig
 from cdlm.train.loop import train
+from cdlm.train.recipes import RECIPES
 
 FULL = 2000
 """Steps of a `small-` recipe."""

@@ -17,26 +17,27 @@ import numpy as np
 
 import cdlm
 from cdlm.data.tokens import DTYPES, Split, read_meta
-from cdlm.sample import Sampling
+from cdlm.sample.settings import Sampling
+from studies.mcdlm_search import register
 from studies.rows import BASES, DONE, EXTRA, JUDGE, Place, Row, arguments, study, wait_for
 
 STEPS = (8, 32)
 TRIALS = {
     "jsd": "mcdlm",
-    "jsd-revealed-kl": "mcdlm:revealed=kl",
-    "bridges": "mcdlm:bridges=4",
+    "jsd-revealed-kl": "mcdlm-search:revealed=kl",
+    "bridges": "mcdlm-search:bridges=4",
     "kl": "mcdlm:divergence=kl",
-    "weight-noise": "mcdlm:weight=noise",
-    "weight-unit": "mcdlm:weight=unit",
+    "weight-noise": "mcdlm-search:weight=noise",
+    "weight-unit": "mcdlm-search:weight=unit",
     "short-hops": "mcdlm:low=0.03125,high=0.125",
     "long-hops": "mcdlm:low=0.5,high=1",
-    "sharp-teacher": "mcdlm:divergence=kl,lam=1,sharpen=0.8",
-    "guided-teacher": "mcdlm:divergence=kl,lam=1,guide=1,sharpen=0.85",
-    "guided-self": "mcdlm:divergence=kl,guide=0.5,sharpen=0.9",
+    "sharp-teacher": "mcdlm-guided:guidance=0,temperature=0.8",
+    "guided-teacher": "mcdlm-guided",
+    "guided-self": "mcdlm-guided:guidance=0.5,temperature=0.9,lam=0.999",
     "few-step": "few-step",
     "few-step-dilated": "few-step:order=dilated",
     "few-step-spread": "few-step:most=32,order=bit-reversed",
-    "jsd-spread": "mcdlm:revealed=kl,order=bit-reversed",
+    "jsd-spread": "mcdlm-search:revealed=kl,order=bit-reversed",
     "sdtt": "sdtt",
     "sdtt-long": "sdtt:smallest=0.00390625",
 }
@@ -121,6 +122,7 @@ def write_rollouts(name: str, place: Place) -> None:
 
 
 def main() -> None:
+    register()
     asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
     for name in asked:
         if name in ROLLOUTS:

@@ -13,12 +13,12 @@ import re
 import time
 from pathlib import Path
 
-from cdlm.eval.clock import minutes, summary
-from cdlm.eval.grid import EvalConfig
-from cdlm.eval.judge import open_judge
+from cdlm.eval.config import EvalConfig
+from cdlm.eval.console import minutes, summary
 from cdlm.eval.measure import judged
 from cdlm.eval.results import Samples, append_row, read_rows, read_samples
-from cdlm.eval.suite import row_key
+from cdlm.eval.scorer import open_judge
+from cdlm.eval.sweep import row_key
 from cdlm.files import alone_in
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from cdlm.eval.generative import Interval
+from cdlm.eval.report.frontier import Point, Span, matched, points, spans
+from cdlm.eval.report.rows import Section, control, gather, name, plain, unconditional
 from cdlm.eval.results import Row, read_samples
-from cdlm.plot import canvas
-from cdlm.report.frontier import Point, Span, matched, points, spans
-from cdlm.report.rows import Section, control, gather, name, plain, unconditional
-from cdlm.sample import Sampling
+from cdlm.metrics.gen_ppl import Interval
+from cdlm.sample.settings import Sampling
+from cdlm.train.plot import canvas
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"

@@ -26,15 +26,16 @@ import torch
 from rich.console import Console
 
 import cdlm
-from cdlm.config import RunConfig
-from cdlm.data.tokenizer import END, Tokenizer
+from cdlm.data import END
+from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
-from cdlm.eval.grid import EvalConfig
+from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import RESULTS, Samples, key_of, read_samples, samples_path, write_samples
-from cdlm.eval.suite import evaluate
-from cdlm.recipes import RECIPES
-from cdlm.sample import Sampling
+from cdlm.eval.sweep import evaluate
+from cdlm.sample.settings import Sampling
+from cdlm.train.config import RunConfig
 from cdlm.train.loop import train
+from cdlm.train.recipes import RECIPES
 from studies.words import again, english
 
 MODELS = {"mdlm": "MDLM", "mcdlm-guided": "MCDLM-guided"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cdlm.eval.results import Row, read_rows, read_samples
 from cdlm.files import read_object
-from cdlm.plot import canvas
-from cdlm.sample import Sampling, flags, sampling_of
+from cdlm.sample.settings import Sampling, flags, sampling_of
+from cdlm.train.plot import canvas
 from cdlm.zoo import HERE
 from studies.zoo import AGAIN, FRESH, MODELS, PEOPLE, WORDS
 
