@@ -14,11 +14,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.network import arguments, machine, network, timed
-from cdlm.model import Architecture, Denoiser
-from cdlm.model.record import accelerate
+from cdlm.model.architecture import Architecture
+from cdlm.model.compile import accelerate
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, ancestral, autoregressive, last, uniform_grid
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.plan import Drawing, last
+from cdlm.sample.timesteps import uniform_grid
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How the cost of a step grows with length, vocabulary and batch, one of them at a time, beside `cdlm cost`'s model.
+"""How the cost of a step grows with length, vocabulary and batch, one of them at a time, beside the model of cost.py.
 
     python -m benchmarks.growth --device cuda --out docs/growth.json     # table, JSON, and growth.png
     python -m benchmarks.growth --redraw docs/growth.json
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.cost import estimate
 from benchmarks.network import arguments, machine, timed
 from benchmarks.training import HEADLINE, build, tokens, training
-from cdlm.cost import estimate
-from cdlm.recipes import RECIPES
+from cdlm.train.recipes import RECIPES
 
 
 def main() -> None:
@@ -86,8 +86,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axes[1][k].plot(places, [row["gib"] for row in own], "o-", label="measured")
         if "model_seconds" in own[0]:
             speeds = [row["batch"] * row["length"] / row["model_seconds"] / 1e3 for row in own]
-            axes[0][k].plot(places, speeds, "--", color="0.5", label="cdlm cost")
-            axes[1][k].plot(places, [row["model_gib"] for row in own], "--", color="0.5", label="cdlm cost")
+            axes[0][k].plot(places, speeds, "--", color="0.5", label="cost model")
+            axes[1][k].plot(places, [row["model_gib"] for row in own], "--", color="0.5", label="cost model")
         for row in range(2):
             axes[row][k].set(xscale="log")
             axes[row][k].set_xticks(places, [f"{place:,}" for place in places], fontsize=8)

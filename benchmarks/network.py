@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from cdlm.model import Architecture, Denoiser
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process
 
 

@@ -137,8 +137,6 @@ RUNS = (
     Run("mdlm, sentences", "tiny-mdlm", "--data data/sentences --length 64"),
     Run("mdlm, bpe", "tiny-mdlm", "--data data/bpe"),
     Run("mcdlm, plain packing", "tiny-mcdlm", "--data data/plain"),
-    Run("mcdlm, ordered", "tiny-mcdlm", "--method mcdlm:order=dilated,revealed=kl,weight=unit,divergence=tv"),
-    Run("mcdlm, bridges", "tiny-mcdlm", "--method mcdlm:bridges=2,anchor=rate_kl,additive=true,anneal=0.5"),
     Run("mcdlm, staged", "tiny-mcdlm", "--method mcdlm:steps=staged,divergence=reverse_kl,overshoot=shift"),
     Run("few-step, ordered", "tiny-few-step", "--method few-step:steps=4,most=8,order=bit-reversed"),
 )

@@ -5,7 +5,7 @@
     python -m benchmarks.sampling --process uniform
 
 reference   the full law over the vocabulary and a race in double precision at every position and step
-            (cdlm.sample.race); on a GPU under bfloat16 autocast, as the public code of MDLM and DUO runs
+            (cdlm.sample.naive); on a GPU under bfloat16 autocast, as the public code of MDLM and DUO runs
 ours        cdlm.sample.ancestral: positions first, head and draw only there; the same law. Compiled, the weights are
             bfloat16 and the network is recorded as a graph.
 """
@@ -19,12 +19,15 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.network import arguments, machine, network, timed
-from cdlm.eval.diversity import entropy
-from cdlm.model import Architecture
-from cdlm.model.record import accelerate
+from cdlm.metrics.diversity import entropy
+from cdlm.model.architecture import Architecture
+from cdlm.model.compile import accelerate
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, State, ancestral, last, race, uniform_grid
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.naive import race
+from cdlm.sample.plan import Drawing, State, last
+from cdlm.sample.timesteps import uniform_grid
 
 
 def main() -> None:

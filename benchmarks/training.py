@@ -19,16 +19,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.network import arguments, machine, timed
-from cdlm.config import RunConfig
 from cdlm.devices import autocast
 from cdlm.methods import METHODS, Method
-from cdlm.model import SIZES, Architecture, Denoiser, frozen_copy
+from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy
 from cdlm.objective import Objective
-from cdlm.objective.consistency import Loss, split, stack
+from cdlm.objective.loss import Loss, split, stack
 from cdlm.objective.target import Network
 from cdlm.rng import Rng, seeded
+from cdlm.train.config import RunConfig
 from cdlm.train.distributed import World
-from cdlm.train.learner import Learner, learner, take_step
+from cdlm.train.step import Learner, learner, take_step
 from cdlm.types import Tokens
 
 HEADLINE = "mcdlm"

@@ -1,0 +1,104 @@
+"""Which functions and files of ours lie on two paths: a training step, and `cdlm sample`.
+
+    python -m benchmarks.trace
+
+Counted are named functions of the package (no comprehensions, lambdas or class bodies) that are called on the path;
+what modules call while they are imported is left out. Files are listed in the order in which the path enters them.
+PYTHONPATH selects the tree that is traced.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+OPTIMIZED = 1  # of a function's code, and not of a class body or a module
+
+
+class Trace:
+    """Calls into the package while it is switched on."""
+
+    def __init__(self, package: Path, inside: str | None = None) -> None:
+        self.package, self.inside = str(package) + os.sep, inside
+        self.calls: dict[tuple[str, str], int] = {}
+        self.importing = self.depth = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event not in ("call", "return"):
+            return
+        if code.co_filename.startswith("<frozen importlib") and code.co_name == "_find_and_load":
+            self.importing += 1 if event == "call" else -1
+        if not code.co_filename.startswith(self.package):
+            return
+        if code.co_name == self.inside:
+            self.depth += 1 if event == "call" else -1
+        counted = code.co_flags & OPTIMIZED and not code.co_name.startswith("<") and not self.importing
+        if event == "call" and counted and (self.inside is None or self.depth):
+            key = code.co_filename.removeprefix(self.package), code.co_qualname
+            self.calls[key] = self.calls.get(key, 0) + 1
+
+    def show(self, title: str, details: bool) -> None:
+        files = dict.fromkeys(file for file, _ in self.calls)
+        print(f"{title}: {len(self.calls)} functions in {len(files)} files")
+        for file in files if details else ():
+            own = [f"{name} x{count}" if count > 1 else name for (at, name), count in self.calls.items() if at == file]
+            print(f"  {file:<32} {', '.join(own)}")
+
+
+def traced(work: Callable[[], object], inside: str | None = None) -> Trace:
+    import cdlm
+
+    trace = Trace(Path(cdlm.__file__).parent, inside)
+    sys.setprofile(trace)
+    try:
+        work()
+    except SystemExit:
+        pass
+    finally:
+        sys.setprofile(None)
+    return trace
+
+
+def command(words: str) -> Callable[[], None]:
+    def work() -> None:
+        from cdlm.__main__ import main
+
+        sys.argv = ["cdlm", *words.split()]
+        main()
+
+    return work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--brief", action="store_true", help="only the two counts")
+    details = not parser.parse_args().brief
+    with tempfile.TemporaryDirectory() as folder:
+        here, quiet = os.getcwd(), os.open(os.devnull, os.O_WRONLY)
+        os.chdir(folder)
+        draw = random.Random(0)
+        Path("text.txt").write_text(" ".join(draw.choice(["sea", "old", "house", "rain"]) for _ in range(3000)))
+        out = os.dup(1)
+        os.dup2(quiet, 1)
+        try:
+            command("prepare text.txt --length 32 --out data")()
+            quick = "--steps 1 --batch 8 --length 32 --samples 0 --valid-every 0 --valid-batches 1 --device cpu"
+            step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="take_step")
+            sampled = traced(command("sample --steps 8 --order dilated --guidance 1 --num 1 --device cpu"))
+        finally:
+            sys.stdout.flush()
+            os.dup2(out, 1)
+            os.chdir(here)
+    step.show("one MCDLM training step", details)
+    sampled.show("cdlm sample --steps 8 --order dilated --guidance 1", details)
+
+
+if __name__ == "__main__":
+    main()
