@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import cdlm.sample.settings  # noqa: F401 (it checks its values itself; before the hook below does)
+
 if importlib.util.find_spec("beartype"):
     from jaxtyping import install_import_hook
 

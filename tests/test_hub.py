@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import cdlm
+from cdlm.cli.pull import PullConfig
+from cdlm.cli.push import PushConfig, upload
 from cdlm.files import digest
-from cdlm.hub import CODE, PullConfig, PushConfig, card, pull, push
-from cdlm.model import LayoutError
+from cdlm.hub import CODE, card, pull
+from cdlm.model.pretrained import LayoutError
 
 from .writers import BPE, write_model
 
@@ -188,15 +190,15 @@ class Hub:
 
 def test_push_and_pull_meet(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdlm.hub._hub", lambda: Hub(tmp_path / "hub"))
-    assert "me/mine" in push(PushConfig(str(model), "me/mine"))
+    assert "me/mine" in upload(PushConfig(str(model), "me/mine"))
     page = (tmp_path / "hub" / "me" / "mine" / "README.md").read_text()
     assert "# me/mine\n" in page
     assert 'cdlm.load("me/mine")' in page
     assert 'from_pretrained("me/mine", ' in page
-    out = pull(PullConfig("me/mine", tmp_path / "copy"))
+    out = pull("me/mine", tmp_path / "copy")
     assert cdlm.load(out, "cpu").sample(steps=4)[0].text == cdlm.load(model, "cpu").sample(steps=4)[0].text
     with pytest.raises(ValueError, match=r"did not give me/other: 404: no such repository; check"):
-        pull(PullConfig("me/other", tmp_path / "other"))
+        pull("me/other", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     with pytest.raises(ValueError, match="exists"):
         PullConfig("me/mine", tmp_path / "copy")
@@ -211,14 +213,14 @@ def test_an_interrupted_pull_is_not_taken_for_another_model(
     monkeypatch.setattr("cdlm.hub._hub", lambda: Hub(tmp_path / "hub"))
     other = write_model(tmp_path / "other", "uniform", BPE, length=16)
     for name, folder in (("me/a", model), ("me/b", other)):
-        push(PushConfig(str(folder), name))
+        upload(PushConfig(str(folder), name))
     out = tmp_path / "copy"
     for source, room in (("me/a", 2), ("me/b", 1), ("me/b", 3)):
         monkeypatch.setattr("cdlm.hub._hub", lambda room=room: Hub(tmp_path / "hub", room))
         with pytest.raises(ValueError, match=r"did not give me/[ab]: the line is cut"):
-            pull(PullConfig(source, out))
+            pull(source, out)
     assert not out.exists()
-    assert pull(PullConfig("me/b", out)) == out  # what came before is not fetched again
+    assert pull("me/b", out) == out  # what came before is not fetched again
     for path in (tmp_path / "hub" / "me" / "b").iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes()
 
@@ -249,7 +251,7 @@ def test_what_the_client_keeps_is_pulled_offline(
     model: Path, offline: Path, tmp_path: Path, revision: str | None
 ) -> None:
     keep(offline, "me/mine", model)
-    out = pull(PullConfig("me/mine", tmp_path / "new" / "copy", revision))
+    out = pull("me/mine", tmp_path / "new" / "copy", revision)
     assert {path.name for path in out.iterdir()} == {path.name for path in model.iterdir()}
     assert [path.name for path in out.parent.iterdir()] == ["copy"]
     shutil.rmtree(offline / "models--me--mine" / "blobs")  # the copy is one, not links
@@ -261,14 +263,14 @@ def test_half_a_model_in_the_cache_is_not_handed_over(model: Path, offline: Path
     (model / "model.safetensors").unlink()
     keep(offline, "me/half", model)
     with pytest.raises(LayoutError, match=r"no model\.safetensors"):
-        pull(PullConfig("me/half", tmp_path / "out"))
+        pull("me/half", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model"]
 
 
 @pytest.mark.filterwarnings("default")
 def test_the_client_offline_says_so(model: Path, offline: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the model hub did not give nobody/nothing"):
-        pull(PullConfig("nobody/nothing", tmp_path / "out"))
+        pull("nobody/nothing", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match=r"the model hub did not take me/mine.*offline mode is enabled"):
-        push(PushConfig(str(model), "me/mine"))
+        upload(PushConfig(str(model), "me/mine"))

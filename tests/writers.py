@@ -11,11 +11,13 @@ import torch
 from tokenizers import decoders, models
 
 import cdlm
-from cdlm.data.tokenizer import END, Tokenizer
-from cdlm.model import Architecture, Denoiser
+from cdlm.data import END
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import masked, uniform
-from cdlm.text import Model
+from cdlm.text.pipeline import Model
 
 Kind = Literal["masked", "uniform", "causal"]
 Words = Literal["bytes", "bpe"]

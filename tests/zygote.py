@@ -149,13 +149,15 @@ def serve(path: str) -> None:
     import tokenizers
     import tyro
 
-    import cdlm.cli
-    import cdlm.eval.suite
-    import cdlm.moons
-    import cdlm.recipes
-    import cdlm.report.write
+    import cdlm.cli.demo
+    import cdlm.cli.methods
+    import cdlm.cli.sample
+    import cdlm.cli.train
+    import cdlm.eval.moons
+    import cdlm.eval.report.write
+    import cdlm.eval.sweep
+    import cdlm.text.pipeline
     import cdlm.train.loop
-    import cdlm.write
 
     del matplotlib, tokenizers, tyro, cdlm  # they are there for the children
     torch.set_num_threads(1)

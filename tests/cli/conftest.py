@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdlm.text import Text
-from cdlm.write import SampleConfig, write_texts
+from cdlm.cli.sample import SampleConfig, write_texts
+from cdlm.text.pipeline import Text
 
 from ..writers import write_model
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cdlm.eval.generative import perplexity
-from cdlm.eval.judge import open_judge
+from cdlm.eval.scorer import open_judge
+from cdlm.metrics.gen_ppl import perplexity
 
-from .test_cli import cdlm
+from .test_main import cdlm
 from .test_pipeline import succeed
 
 
@@ -55,9 +55,8 @@ def first(work: Path) -> str:
 def test_from_models_to_a_report(work: Path, first: str) -> None:
     out, report = work / "results", work / "report"
     assert "25 cells, 0 of them finished before" in first
-    assert "25 cells to compute, about" in first
     assert "left" in first
-    assert "(in-domain): " in first
+    assert "(in-domain)" in first
     found = [row for row in rows(out) if row["protocol"] == "robust"]
     assert len(found) == 25  # 2 models x 2 steps x 5 temperatures, and 5 of AR
     again = succeed(cdlm("eval", *grid(work, f"{work}/ar"), "--out", str(out)))

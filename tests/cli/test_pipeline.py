@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_cli import cdlm
+from .test_main import cdlm
 
 
 @pytest.fixture(scope="module")

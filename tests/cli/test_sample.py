@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 import cdlm as package
-from cdlm.data.tokenizer import END
-from cdlm.write import SampleConfig, write_texts
+from cdlm.cli.sample import SampleConfig, write_texts
+from cdlm.data import END
 
 from ..writers import BPE, write_model
-from .test_cli import ROOT, cdlm
+from .test_main import ROOT, cdlm
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def test_the_speed_is_tokens_over_seconds(
     write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([10.0, 12.0])
-    monkeypatch.setattr("cdlm.write.time.perf_counter", lambda: next(clock, 12.0))
+    monkeypatch.setattr("cdlm.cli.sample.time.perf_counter", lambda: next(clock, 12.0))
     write(num=2, prompt="abcd")
     assert "; 24 tokens in 2.00 s, 12 tokens/s" in capsys.readouterr().out
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdlm.sample import State
-from cdlm.text import MASK, Model
-from cdlm.write import SampleConfig, write_texts
+from cdlm.cli.sample import SampleConfig, write_texts
+from cdlm.sample.plan import State
+from cdlm.text.pipeline import MASK, Model
 
-from .test_cli import ROOT
+from .test_main import ROOT
 from .test_sample import lines
 
 

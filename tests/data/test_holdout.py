@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 
 from .test_prepare import END, ids, run
 

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from cdlm.data import prepare as module
-from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import Meta, open_tokens, read_meta
 
@@ -339,7 +340,7 @@ def test_two_runs_at_a_time_are_told_apart(tmp_path: Path) -> None:
 
 def test_bytes_need_no_optional_library() -> None:
     code = (
-        "import sys\nfor name in ('tyro', 'tokenizers', 'datasets', 'pyarrow'): sys.modules[name] = None\n"
+        "import sys\nfor name in ('tokenizers', 'datasets', 'pyarrow'): sys.modules[name] = None\n"
         "import cdlm.data.tokens, cdlm.data.sources, cdlm.data.prepare\nfrom cdlm.data.tokenizer import Tokenizer\n"
         "print(Tokenizer.load('bytes').encode('hi'))"
     )

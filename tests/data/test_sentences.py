@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 from cdlm.data.sentences import pack_document, sentences
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenError, open_tokens

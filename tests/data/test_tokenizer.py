@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from cdlm.data.tokenizer import END, Tokenizer
+from cdlm.data import END
+from cdlm.data.tokenizer import Tokenizer
 
 PROSE = "the cat sat on the mat, the hat sat on the cat.\n\nÜber naïve café — 東京 😀\n" * 20
 

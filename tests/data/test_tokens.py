@@ -10,7 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 from cdlm.data.tokens import TokenError, TokenFile, open_tokens, read_meta, shuffled
 
 

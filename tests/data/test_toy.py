@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdlm.data.toy import Moons
-from cdlm.exact import listed
+from cdlm.process.exact import listed
 from cdlm.rng import seeded
 
 

@@ -270,22 +270,21 @@ def test_targets_and_extras_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """Also those that are only mentioned: the command is there, and its flags are."""
-    from cdlm.cli import COMMANDS, Plot
-    from cdlm.config import RunConfig
-    from cdlm.cost import CostConfig
-    from cdlm.data.prepare import PrepareConfig
-    from cdlm.eval.grid import EvalConfig
-    from cdlm.hub import PullConfig, PushConfig
-    from cdlm.model import Architecture
-    from cdlm.moons import MoonsConfig
-    from cdlm.report.write import ReportConfig
-    from cdlm.show import MethodsConfig
-    from cdlm.studio.serve import StudioConfig
-    from cdlm.write import SampleConfig
+    from cdlm.cli.main import COMMANDS
+    from cdlm.cli.methods import MethodsConfig
+    from cdlm.cli.plot import PlotConfig
+    from cdlm.cli.pull import PullConfig
+    from cdlm.cli.push import PushConfig
+    from cdlm.cli.sample import SampleConfig
+    from cdlm.data.config import PrepareConfig
+    from cdlm.eval.config import EvalConfig, MoonsConfig, ReportConfig
+    from cdlm.model.architecture import Architecture
+    from cdlm.studio.config import StudioConfig
+    from cdlm.train.config import RunConfig
 
     kinds: dict[str, type] = {
-        "train": RunConfig, "cost": CostConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
-        "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": Plot,
+        "train": RunConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
+        "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
         "studio": StudioConfig, "sample": SampleConfig,
     }  # fmt: skip
     for line in spans(page):

@@ -21,12 +21,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the speed of a judge."""
-    monkeypatch.setattr("cdlm.eval.clock.pace", lambda judge, length: 1e4)
-
-
-@pytest.fixture
 def compared() -> None:
     """BLEU and MAUVE need their libraries."""
     pytest.importorskip("sacrebleu")

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 import torch
 
-from cdlm.data.tokenizer import END
+from cdlm.data import END
 
 from ..writers import BPE
 

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from cdlm.eval.grid import EvalConfig
+from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import Row, Samples, read_samples
 
 LENGTH, NUM = 16, 6

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.exact import ancestral_law, listed
-from cdlm.model import Denoiser
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import LogLinear, masked, uniform, unigram
+from cdlm.process.exact import listed
 from cdlm.rng import Rng, seeded
+from cdlm.sample.exact import ancestral_law
 
 from ..paper.enumeration import KINDS, PRIORS, VOCAB, tiny
 from ..writers import Kind, small, write_model

@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
-from cdlm.eval.diversity import entropy
-from cdlm.eval.likelihood import nelbo
-from cdlm.exact import listed
-from cdlm.model import SIZES, Denoiser
+from cdlm.metrics.diversity import entropy
+from cdlm.metrics.likelihood import nelbo
+from cdlm.model.architecture import SIZES
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
+from cdlm.process.exact import listed
 
 
 def test_entropy_of_known_sequences() -> None:

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from cdlm.eval import packages
-from cdlm.eval.judge import open_judge
 from cdlm.eval.packages import PACKAGES, Package, cache, folder_of
+from cdlm.eval.scorer import open_judge
 
 from ..writers import BPE, Kind, write_model
 from .judges import tiny, transformers

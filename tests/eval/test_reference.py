@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from cdlm.eval.results import read_rows
-from cdlm.eval.suite import evaluate
+from cdlm.eval.sweep import evaluate
 
 from .suites import LENGTH, NUM, QUIET, again, columns, config, samples
 
-pytestmark = pytest.mark.usefixtures("quick", "compared")
+pytestmark = pytest.mark.usefixtures("compared")
 
 
 def test_texts_beside_a_reference(work: Path, tmp_path: Path) -> None:

@@ -14,23 +14,22 @@ from rich.console import Console
 from torch import Tensor
 
 import cdlm
-from cdlm.data.prepare import PrepareConfig, prepare
-from cdlm.eval.bleu import bleu2, token_bleu2
-from cdlm.eval.diversity import distinct, entropy, pooled_entropy, repetition
-from cdlm.eval.judge import counted, open_judge
-from cdlm.eval.mauve import mauve
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
+from cdlm.eval.datasets import Set
 from cdlm.eval.results import Row
-from cdlm.eval.sets import Set
-from cdlm.eval.suite import evaluate
-from cdlm.recipes import RECIPES
+from cdlm.eval.scorer import counted, open_judge
+from cdlm.eval.sweep import evaluate
+from cdlm.metrics.bleu import bleu2, token_bleu2
+from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.metrics.mauve import mauve
 from cdlm.rng import seeded
-from cdlm.text import Model
+from cdlm.text.pipeline import Model
 from cdlm.train.loop import train
+from cdlm.train.recipes import RECIPES
 
 from ..writers import BYTES, write_model
 from .suites import LENGTH, NUM, QUIET, again, columns, config, nothing, samples, timeless
-
-pytestmark = pytest.mark.usefixtures("quick")
 
 
 def recover(work: Path, out: Path, **changes: Any) -> list[Row]:
@@ -154,7 +153,6 @@ def test_an_autoregressive_model_in_the_grid(work: Path, tmp_path: Path) -> None
     assert rows[0]["process"] == "none"
     for word in (
         "3 cells, 0 of them finished before",
-        "3 cells to compute, about",
         "perplexity [95 %]",
         "texts a cell are few",
     ):
@@ -168,7 +166,7 @@ def test_an_autoregressive_model_in_the_grid(work: Path, tmp_path: Path) -> None
 def test_what_cannot_be_done_is_refused_before_a_judge_is_opened(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdlm.eval.suite.open_judge", nothing)
+    monkeypatch.setattr("cdlm.eval.sweep.open_judge", nothing)
     with pytest.raises(ValueError, match=r"one\.txt has .* tokens: .* blocks of 16, and 5000 are asked for"):
         recover(work, tmp_path, num=5000)
     with pytest.raises(ValueError, match=r"one\.txt has"):
@@ -185,7 +183,7 @@ def test_a_recovery_that_cannot_be_done_is_refused_before_a_judge_is_opened(
     changes: dict[str, Any], advice: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer texts than the model's own; and one text, which MAUVE cannot compare."""
-    monkeypatch.setattr("cdlm.eval.suite.open_judge", nothing)
+    monkeypatch.setattr("cdlm.eval.sweep.open_judge", nothing)
     with pytest.raises(ValueError, match=advice):
         recover(work, tmp_path, **changes)
 

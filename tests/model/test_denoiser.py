@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from cdlm.model import Architecture, Denoiser
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 from cdlm.types import Mixture
 

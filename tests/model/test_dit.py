@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cdlm.model import SIZES, Architecture
+from cdlm.model.architecture import SIZES, Architecture
 from cdlm.model.dit import Block, DiT, Embedding, LayerNorm, NoiseEmbedding, OutputLayer, rotary_table, rotate
 from cdlm.process import masked
 from cdlm.types import Mixture

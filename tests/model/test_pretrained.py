@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cdlm.model import Architecture, Denoiser, LayoutError, load, save
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 
 V = 7

@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from cdlm.methods import METHODS
-from cdlm.model import SIZES, Architecture, Denoiser, LayoutError, frozen_copy, load, save, update
-from cdlm.model import record as recording
+from cdlm.model import compile as recording
+from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy, update
+from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.objective import fused
 from cdlm.process import masked, uniform, unigram
 from cdlm.rng import seeded

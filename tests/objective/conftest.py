@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cdlm.model import Architecture, Denoiser
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process
 
 VOCAB = 6

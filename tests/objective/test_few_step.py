@@ -5,19 +5,16 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from cdlm.eval.likelihood import few_step, repeated
 from cdlm.methods import METHODS
-from cdlm.objective import Bridge, Data, Objective, Ordered, Revealed, Times, inverse_step, unit
-from cdlm.objective.consistency import split
-from cdlm.objective.divergence import jsd, kl
+from cdlm.metrics.likelihood import few_step, repeated
+from cdlm.objective import Bridge, Data, Objective, Ordered, Revealed, Times
 from cdlm.process import masked, uniform
-from cdlm.rng import Rng, seeded
-from cdlm.sample import uniform_grid
-from cdlm.sample.order import Order, levels, reveal
+from cdlm.process.order import Order, levels
+from cdlm.rng import seeded
+from cdlm.sample.order import reveal
+from cdlm.sample.timesteps import uniform_grid
 from cdlm.schedules import constant
-from cdlm.types import Pair
 
 from ..paper.enumeration import p_value
 from ..sample.test_order import planned
@@ -118,85 +115,6 @@ def test_times_are_those_of_a_sampler() -> None:
     assert 30 < float((1 / hop).round().max()) <= 32
 
 
-def test_choices_beyond_the_paper_change_one_field_each() -> None:
-    plain = METHODS["mcdlm"](PROCESS).terms[0]
-    for choice, value, field, found in (
-        ("revealed", "kl", "revealed", kl),
-        ("weight", "unit", "weight", unit),
-        ("order", "bit-reversed", "coupling", Ordered(PROCESS, "bit-reversed", 2)),
-    ):
-        term = METHODS["mcdlm"](PROCESS, **{choice: value}).terms[0]
-        assert getattr(term, field) == found
-        for other in ("times", "coupling", "target", "divergence", "weight", "share", "revealed"):
-            assert other == field or getattr(term, other) == getattr(plain, other)
-    assert (plain.revealed, plain.weight, plain.target.temperature) == (None, inverse_step, 1)
-    assert METHODS["mcdlm"](PROCESS, sharpen=0.8).terms[0].target.temperature == 0.8
-
-
-def test_a_sharpened_target_and_another_divergence_where_tokens_are_revealed(tiny) -> None:
-    """The loss, written out over rows: kl against revealed tokens, jsd against the tempered law elsewhere."""
-    process, b, l = masked(6), 5, 7
-    student, target = tiny(process, seed=1), tiny(process, seed=2)
-    x0 = torch.randint(6, (b, l))
-    objective = METHODS["mcdlm"](process, total=10, revealed="kl", sharpen=0.5, kappa=0.0, weight="unit")
-    found, pair, _ = consistency(objective, student, target, x0)
-    q = student.head(student.features(pair.x_t, pair.alpha_t))
-    p = (target.head(target.features(pair.x_s, pair.alpha_s)) / 0.5).log_softmax(-1)
-    total = 0.0
-    for row in range(b):
-        for i in range(l):
-            if int(pair.x_t[row, i]) != 6:
-                continue
-            if int(pair.x_s[row, i]) != 6 or float(pair.s[row]) == 0:
-                total -= float(q[row, i, x0[row, i]])
-            else:
-                total += float(jsd(target=p[row, i][None], student=q[row, i][None]))
-    assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["masked", "uniform"])
-def test_a_target_averaged_over_bridges(tiny, kind: str) -> None:
-    """The loss, written out: the mean law over the bridges that leave a position noisy, as the first must."""
-    process, b, l, slug = (masked if kind == "masked" else uniform)(6), 5, 7, "mcdlm" if kind == "masked" else "ucdlm"
-    student, target = tiny(process, seed=1), tiny(process, seed=2)
-    x0 = torch.randint(6, (b, l))
-    objective = METHODS[slug](process, total=10, bridges=3, kappa=0.0, weight="unit")
-    found, pair, own = consistency(objective, student, target, x0)
-    draws = [pair.x_s, *(other.x_s for other in pair.others)]
-    assert len(draws) == 3
-    assert not torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[0], Bridge(process)(x0, pair.s, pair.t, own).x_s)
-    q = student.head(student.features(pair.x_t, pair.alpha_t))
-    laws = [target.head(target.features(x_s, pair.alpha_s)).softmax(-1) for x_s in draws]
-    total, several = 0.0, 0
-    for row in range(b):
-        for i in range(l):
-            if kind == "masked" and int(pair.x_t[row, i]) != 6:
-                continue
-            if float(pair.s[row]) == 0 or (kind == "masked" and int(draws[0][row, i]) != 6):
-                goal = x0[row, i]
-            else:
-                noisy = [k for k in range(3) if kind == "uniform" or int(draws[k][row, i]) == 6]
-                several += 1 < len(noisy) < 3
-                goal = (sum(laws[k][row, i] for k in noisy) / len(noisy)).log()
-            total += float(jsd(target=goal[None], student=q[row, i][None]))
-    assert several or kind == "uniform"
-    assert float(found.detach()) == pytest.approx(total / (b * l), rel=1e-9)
-
-
-def consistency(objective: Objective, student, target, x0: Tensor) -> tuple[Tensor, Pair, Rng]:
-    """The first term's loss, alone in its batch; the pair it was taken at, and the noise that this was drawn with."""
-    b = len(x0)
-    rng = seeded(2, batch=b)
-    found = objective.loss(student, target, x0, 0, rng).terms["consistency"]
-    for net in (student, target):
-        net.requires_grad_(False)
-    ((rows, stratum, _), _) = split([1.0, 0.0], rng)
-    assert torch.equal(rows, torch.arange(b))
-    term, own = objective.terms[0], rng[rows]("consistency")
-    return found, term.coupling(x0, *term.times(0.0, stratum, b, own), own), own
-
-
 def test_revealed_positions_are_part_of_the_data_target() -> None:
     pair = Bridge(PROCESS)(
         X0.expand(50, -1), *(torch.full((50,), t, dtype=torch.float64) for t in (0.4, 0.9)), seeded(1, batch=50)
@@ -213,12 +131,8 @@ def test_revealed_positions_are_part_of_the_data_target() -> None:
         ("few-step", {"steps": 0}, "at least one step"),
         ("few-step", {"steps": 8, "most": 4}, "`most` is not below `steps`"),
         ("few-step", {"order": "backwards"}, "unknown order 'backwards' for Few-step; choose from random, dilated"),
-        ("mcdlm", {"bridges": 0}, "at least one bridge"),
-        ("mcdlm", {"bridges": 2, "order": "dilated"}, "nothing to average"),
-        ("mcdlm", {"sharpen": 0.0}, "temperature of a target must be above 0"),
-        ("ucdlm", {"order": "dilated"}, "leave out order=dilated"),
-        ("ucdlm", {"guide": 0.5}, "leave out guide"),
-        ("mcdlm", {"guide": -0.5}, "guidance of a target is at least 0"),
+        ("mcdlm-guided", {"temperature": 0.0}, "temperature of a target must be above 0"),
+        ("mcdlm-guided", {"guidance": -0.5}, "guidance of a target is at least 0"),
         ("mcdlm-pplopt", {"switch": 1.0}, "switch is a share of the run between 0 and 1; got 1.0"),
         ("sdtt", {"rounds": 12}, "rounds=12, so at most 11 rounds"),
         ("duo", {"gamma_min": -1.0, "gamma_max": -3.0}, "a larger one; got -1.0 and -3.0"),

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model import SIZES, Denoiser, frozen_copy
+from cdlm.model.architecture import SIZES
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy
 from cdlm.objective import fused
 from cdlm.objective.coupling import Bridge
 from cdlm.objective.divergence import DIVERGENCES, reverse_kl

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from cdlm.methods import METHODS
-from cdlm.model import Denoiser, frozen_copy
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy
 from cdlm.objective import Objective, Term
 from cdlm.process import masked, uniform, unigram
 from cdlm.rng import seeded
@@ -19,7 +20,7 @@ from cdlm.schedules import constant
 from cdlm.types import Mixture, Pair
 
 V, B, L, TOTAL = 6, 8, 5, 1000
-PROCESSES = {"masked": masked(V), "uniform": uniform(V), "none": None}
+PROCESSES = {"masked": masked(V), "any mask": masked(V), "uniform": uniform(V), "none": None}
 
 
 def kappa(progress: float) -> float:
@@ -41,6 +42,7 @@ TABLE = {
     },
     "mcdlm": {"consistency": CONSISTENCY, "anchor": ANCHOR},
     "ucdlm": {"consistency": CONSISTENCY, "anchor": ANCHOR},
+    "mcdlm-guided": {"consistency": (*CONSISTENCY[:2], "kl", CONSISTENCY[3]), "anchor": ANCHOR},
     "mcdlm-pplopt": {
         "consistency": (lambda p: 1 - kappa(p), *CONSISTENCY[1:]),
         "anchor": (kappa, *ANCHOR[1:]),
@@ -122,6 +124,12 @@ class Given(torch.nn.Module):
         return self.value
 
 
+def guided(law: list[float], blank: list[float], guidance: float = 1.0, temperature: float = 0.85) -> list[float]:
+    """f^(1 + g) / b^g at a temperature, normalised."""
+    weights = [(f ** (1 + guidance) / b**guidance) ** (1 / temperature) for f, b in zip(law, blank, strict=True)]
+    return [weight / sum(weights) for weight in weights]
+
+
 def law_at(net: Denoiser, x: Tensor | Mixture, alpha: float) -> list[list[float]]:
     """The network's law at each position of one sequence; mixtures as dense weights times the embedding matrix."""
     level = torch.tensor([-math.log(alpha) if net.shape.time_conditioning else 0.0])
@@ -181,6 +189,9 @@ def equation_8(method: str, shares: dict[str, float], seen: dict[str, list[Pair]
                 f = law_at(student, shown, 1.0 if process is None else alpha_t)
                 early = law_at(target, pair.x_t[row], alpha_t) if method == "sdtt" else []
                 late = law_at(target, pair.x_s[row], alpha_s) if kind == "network" else []
+                if method == "mcdlm-guided" and kind == "network":
+                    blank = law_at(target, torch.full_like(pair.x_s[row], V), alpha_s)[0]
+                    late = [guided(f_s, blank) for f_s in late]
                 for i in range(len(x0)):
                     if prior and prior[x_t[i]] == 0:
                         continue  # not in M(x_t)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdlm.objective import Objective, Term, Times
-from cdlm.objective.consistency import split, stack
 from cdlm.objective.coupling import TeacherForced
+from cdlm.objective.loss import split, stack
 from cdlm.objective.target import Data
 from cdlm.objective.weight import unit
 from cdlm.rng import seeded

@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cdlm.model import Architecture, Denoiser
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import SCHEDULES, Process, bridge_law, masked, transition, uniform, unigram
 from cdlm.types import Pair
 

@@ -1,14 +1,15 @@
-"""Algorithm 1 (CD3T), stepped by hand beside Objective.loss, an optimiser and cdlm.model.update."""
+"""Algorithm 1 (CD3T), stepped by hand beside Objective.loss, an optimiser and cdlm.model.ema.update."""
 
 import copy
 
 import pytest
 import torch
 
-from cdlm.model import Denoiser, frozen_copy, update
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.ema import frozen_copy, update
 from cdlm.objective import Bridge, Network, Objective, Term, Times, inverse_step
-from cdlm.objective.consistency import split
 from cdlm.objective.divergence import divergence
+from cdlm.objective.loss import split
 from cdlm.process import masked, uniform, unigram
 from cdlm.rng import Rng, seeded
 from cdlm.schedules import constant

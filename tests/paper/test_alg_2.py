@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model import frozen_copy, update
+from cdlm.model.ema import frozen_copy, update
 from cdlm.objective import Bridge, inverse_step
-from cdlm.objective.consistency import split
 from cdlm.objective.divergence import jsd
+from cdlm.objective.loss import split
 from cdlm.process import LogLinear, bridge_law, masked, transition
 from cdlm.rng import seeded
 

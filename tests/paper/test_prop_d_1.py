@@ -8,8 +8,8 @@ import torch
 
 from cdlm.methods import METHODS
 from cdlm.objective import MAX_STEP, Bridge, Data, Network, Objective, Term, inverse_noise, unit
-from cdlm.objective.consistency import split
 from cdlm.objective.divergence import kl, rate_kl
+from cdlm.objective.loss import split
 from cdlm.process import SCHEDULES, masked, uniform
 from cdlm.rng import seeded
 from cdlm.schedules import constant

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.config import RunConfig, to_json
 from cdlm.files import alone_in
-from cdlm.model import LayoutError, load, pretrained
+from cdlm.model import pretrained
+from cdlm.model.pretrained import LayoutError, load
 from cdlm.train import checkpoint
 from cdlm.train.checkpoint import Checkpoint, DamageError
+from cdlm.train.config import RunConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command, in_child

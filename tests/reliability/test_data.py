@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cdlm.config import to_json
-from cdlm.data.prepare import PrepareConfig, prepare
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 from cdlm.data.tokens import TokenError, open_tokens
+from cdlm.train.config import to_json
 from cdlm.train.loop import train
 
 from .conftest import Ended, command, in_child

@@ -1,8 +1,8 @@
 """One seed, one result: across batches, resumes and processes, to the last bit where floating point allows it.
 
-Elsewhere: texts of any sampler and batch (tests/test_text.py), noise of rows alone (tests/test_rng.py), batches of data
-(tests/data/test_tokens.py), resumed weights (tests/train/test_resume.py), two processes in float32
-(tests/train/test_parallel.py), one seed one evaluation (tests/eval/test_suite.py).
+Elsewhere: texts of any sampler and batch (tests/text/test_pipeline.py), noise of rows alone (tests/test_rng.py),
+batches of data (tests/data/test_tokens.py), resumed weights (tests/train/test_resume.py), two processes in float32
+(tests/train/test_parallel.py), one seed one evaluation (tests/eval/test_sweep.py).
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import cdlm
-from cdlm.config import RunConfig, to_json
 from cdlm.train import checkpoint, loop
+from cdlm.train.config import RunConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command
@@ -26,7 +26,7 @@ from .conftest import Child, command
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A run for each method, made once."""
-    from cdlm.recipes import RECIPES
+    from cdlm.train.recipes import RECIPES
 
     made: dict[str, Path] = {}
 

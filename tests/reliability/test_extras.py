@@ -37,7 +37,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cdlm(bare: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Several commands in one process, as `cdlm` would run them, without the optional packages."""
     path = os.pathsep.join([str(bare), str(ROOT)])
-    code = "from cdlm.cli import cli\n" + script
+    code = "from cdlm.cli.main import cli\n" + script
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=bare,

@@ -23,16 +23,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from cdlm.__main__ import main
-from cdlm.config import RunConfig, from_json, to_json
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
-from cdlm.draft import HOLE, blanks
 from cdlm.eval.results import read_rows, read_samples
 from cdlm.files import read_object
 from cdlm.methods import METHODS, parse_method
-from cdlm.model import Architecture, Denoiser, LayoutError, load, save
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
+from cdlm.text.template import HOLE, blanks
+from cdlm.train.config import RunConfig, from_json, to_json
 
 EXPLAINED = (ValueError, OSError, FloatingPointError)
 quick = settings(

@@ -21,8 +21,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cdlm.config import RunConfig, to_json
 from cdlm.train import checkpoint, distributed
+from cdlm.train.config import RunConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import ROOT

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.config import RunConfig, to_json
 from cdlm.train import checkpoint, distributed, loop
-from cdlm.train.learner import Learner
+from cdlm.train.config import RunConfig, to_json
 from cdlm.train.log import read_metrics
 from cdlm.train.loop import train
+from cdlm.train.step import Learner
 
 from .conftest import ROOT, Child, Ended, command
 

@@ -5,11 +5,15 @@ import importlib
 import pytest
 import torch
 
-from cdlm.exact import ancestral_law
 from cdlm.process import Cosine, Process, bridge_law, masked, transition, uniform
+from cdlm.process.process import Posterior
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, Posterior, Shape, ancestral, cosine_grid, custom_grid, uniform_grid
-from cdlm.sample.grid import Tail
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.exact import ancestral_law
+from cdlm.sample.logits import Shape
+from cdlm.sample.plan import Drawing
+from cdlm.sample.settings import Tail
+from cdlm.sample.timesteps import cosine_grid, custom_grid, uniform_grid
 
 from .truth import (
     PRIORS,

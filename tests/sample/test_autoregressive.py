@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from cdlm.rng import Rng, seeded
-from cdlm.sample import Drawing, Shape, autoregressive
+from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.logits import Shape
+from cdlm.sample.plan import Drawing
 
 from .truth import V, agrees, index, point, sequences, text, tiny
 

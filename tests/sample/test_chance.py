@@ -6,10 +6,14 @@ import itertools
 import pytest
 import torch
 
-from cdlm.model import SIZES, Denoiser
+from cdlm.model.architecture import SIZES
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, Sampling, autoregressive, generate
+from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.generate import generate, timesteps
+from cdlm.sample.plan import Drawing
+from cdlm.sample.settings import Sampling
 
 V, L, B = 13, 12, 3
 
@@ -36,7 +40,7 @@ def followed(process: Process, **how: object):
 )
 def test_masked_tokens_have_the_chance_the_network_gave_them(how: dict[str, object]) -> None:
     net, pairs = followed(masked(V), steps=4, **how)
-    grid = Sampling(steps=4, **how).spaced()
+    grid = timesteps(Sampling(steps=4, **how))
     assert pairs[0][0].chance.isnan().all()
     for (before, after), t in zip(pairs, grid, strict=False):
         law = net(before.x, float(t)).exp()
@@ -50,7 +54,7 @@ def test_masked_tokens_have_the_chance_the_network_gave_them(how: dict[str, obje
 def test_uniform_tokens_from_the_prior_have_no_chance() -> None:
     net, pairs = followed(uniform(V), steps=6)
     seen = 0
-    for (before, after), t in zip(pairs, Sampling(steps=6).spaced(), strict=False):
+    for (before, after), t in zip(pairs, timesteps(Sampling(steps=6)), strict=False):
         law = net(before.x, float(t)).exp()
         moved = (before.x != after.x) & ~after.chance.isnan()
         truth = law.gather(-1, after.x[..., None])[..., 0]

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from cdlm.process import masked
 from cdlm.rng import seeded
-from cdlm.sample import Drawing, Shape, State, confident, cosine_grid, uniform_grid
-from cdlm.sample.confidence import Confidence
+from cdlm.sample.confidence import confident
+from cdlm.sample.logits import Shape
+from cdlm.sample.plan import Drawing, State
+from cdlm.sample.settings import Confidence
+from cdlm.sample.timesteps import cosine_grid, uniform_grid
 
 from .truth import Table, V, agrees, index, level, point, sequences, text
 

@@ -8,22 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.model import Denoiser
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import categorical, seeded
-from cdlm.sample import (
-    Corrector,
-    Drawing,
-    ancestral,
-    confident,
-    first_hitting,
-    last,
-    loop_grid,
-    ordered,
-    passes,
-    uniform_grid,
-)
-from cdlm.sample.grid import Tail
+from cdlm.sample import plan as passes
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.confidence import confident
+from cdlm.sample.corrector import Corrector
+from cdlm.sample.order import first_hitting, ordered
+from cdlm.sample.plan import Drawing, last
+from cdlm.sample.settings import Tail
+from cdlm.sample.timesteps import loop_grid, uniform_grid
 
 from .truth import Table, V, agrees, ancestor, composed, level, noise, text, tiny
 

@@ -11,24 +11,17 @@ import torch
 import cdlm
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import categorical, seeded
-from cdlm.sample import (
-    NEAR_ZERO,
-    Corrector,
-    Drawing,
-    Sampling,
-    Shape,
-    ancestral,
-    confident,
-    cosine_grid,
-    custom_grid,
-    first_hitting,
-    generate,
-    loop_grid,
-    ordered,
-    passes,
-    race,
-    uniform_grid,
-)
+from cdlm.sample import plan as passes
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.confidence import confident
+from cdlm.sample.corrector import Corrector
+from cdlm.sample.generate import generate, timesteps
+from cdlm.sample.logits import Shape
+from cdlm.sample.naive import race
+from cdlm.sample.order import first_hitting, ordered
+from cdlm.sample.plan import Drawing
+from cdlm.sample.settings import Sampling
+from cdlm.sample.timesteps import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
 
 from .truth import PRIORS, Table, V, text
 
@@ -161,11 +154,11 @@ def test_an_autoregressive_model_has_few_settings() -> None:
 
 def test_the_grid_of_the_settings() -> None:
     """32 steps unless told otherwise; above 0 before a tail; from wherever one starts."""
-    assert torch.equal(Sampling().spaced(), uniform_grid(32))
-    assert torch.equal(Sampling(steps=5, tail="sample").spaced(), uniform_grid(5, end=NEAR_ZERO))
-    assert torch.equal(Sampling(steps=5, grid="cosine", tail="argmax").spaced(0.4), cosine_grid(5, 0.4, NEAR_ZERO))
-    assert torch.equal(Sampling(grid="1,0.25,0").spaced(0.8), custom_grid([1.0, 0.25, 0.0], 0.8))
-    assert torch.equal(Sampling(corrector="loop", steps=8).spaced(0.9), loop_grid(8, 0.9))
+    assert torch.equal(timesteps(Sampling()), uniform_grid(32))
+    assert torch.equal(timesteps(Sampling(steps=5, tail="sample")), uniform_grid(5, end=NEAR_ZERO))
+    assert torch.equal(timesteps(Sampling(steps=5, grid="cosine", tail="argmax"), 0.4), cosine_grid(5, 0.4, NEAR_ZERO))
+    assert torch.equal(timesteps(Sampling(grid="1,0.25,0"), 0.8), custom_grid([1.0, 0.25, 0.0], 0.8))
+    assert torch.equal(timesteps(Sampling(corrector="loop", steps=8), 0.9), loop_grid(8, 0.9))
     assert Sampling(grid="1,0.25,0").times() == [1.0, 0.25, 0.0]
     assert Sampling().times() == []
 

@@ -5,8 +5,10 @@ import torch
 
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded
-from cdlm.sample import Sampling, Shape, generate
-from cdlm.sample.passes import blank_law
+from cdlm.sample.generate import generate
+from cdlm.sample.logits import Shape
+from cdlm.sample.plan import blank_law
+from cdlm.sample.settings import Sampling
 
 from .truth import L, Table, V, agrees, ancestor, composed, noise, sequences, text, tiny
 

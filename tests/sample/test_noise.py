@@ -6,23 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.model import Denoiser
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import Rng, categorical, seeded
-from cdlm.sample import (
-    Corrector,
-    Drawing,
-    Shape,
-    ancestral,
-    autoregressive,
-    confident,
-    first_hitting,
-    loop_grid,
-    ordered,
-    passes,
-    race,
-    uniform_grid,
-)
+from cdlm.sample import plan as passes
+from cdlm.sample.ancestral import ancestral
+from cdlm.sample.autoregressive import autoregressive
+from cdlm.sample.confidence import confident
+from cdlm.sample.corrector import Corrector
+from cdlm.sample.logits import Shape
+from cdlm.sample.naive import race
+from cdlm.sample.order import first_hitting, ordered
+from cdlm.sample.plan import Drawing
+from cdlm.sample.timesteps import loop_grid, uniform_grid
 
 from .truth import text, tiny
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.exact import ancestral_law
 from cdlm.process import masked
+from cdlm.process.order import Order, levels
 from cdlm.rng import seeded
-from cdlm.sample import State, first_hitting, ordered, uniform_grid
-from cdlm.sample.grid import Tail
-from cdlm.sample.order import Order, levels, reveal
-from cdlm.sample.passes import follow
+from cdlm.sample.exact import ancestral_law
+from cdlm.sample.order import first_hitting, ordered, reveal
+from cdlm.sample.plan import State, follow
+from cdlm.sample.settings import Tail
+from cdlm.sample.timesteps import uniform_grid
 
 from .truth import Table, V, agrees, clamped, composed, index, onehot, point, sequences, text
 

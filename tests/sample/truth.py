@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from cdlm.model import Architecture, Denoiser
+from cdlm.model.architecture import Architecture
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, Process, masked, uniform, unigram
-from cdlm.sample import State, last
+from cdlm.sample.plan import State, last
 
 from ..paper.enumeration import p_value
 

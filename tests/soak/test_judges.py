@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cdlm.data.tokenizer import END, Tokenizer
-from cdlm.eval.judge import Judge, open_judge
-from cdlm.eval.mauve import mauve
+from cdlm.data import END
+from cdlm.data.tokenizer import Tokenizer
 from cdlm.eval.measure import features_of
+from cdlm.eval.scorer import Judge, open_judge
+from cdlm.metrics.mauve import mauve
 
 pytestmark = [
     pytest.mark.soak,

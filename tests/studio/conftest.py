@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cdlm.eval.grid import EvalConfig
-from cdlm.eval.suite import evaluate
+from cdlm.eval.config import EvalConfig
+from cdlm.eval.sweep import evaluate
 
 from ..eval.suites import QUIET
 from ..writers import BPE, write_model

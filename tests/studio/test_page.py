@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from cdlm.sample import Sampling
+from cdlm.sample.settings import Sampling
 
 from ..writers import BPE, write_model
 from .test_serve import get, studio

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cdlm.studio.serve import StudioConfig
+from cdlm.studio.config import StudioConfig
 
 from ..writers import BPE, write_model
 

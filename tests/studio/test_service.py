@@ -16,9 +16,9 @@ pytest.importorskip("httpx")
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from cdlm.eval.grid import EvalConfig
-from cdlm.eval.suite import evaluate
-from cdlm.sample import Sampling
+from cdlm.eval.config import EvalConfig
+from cdlm.eval.sweep import evaluate
+from cdlm.sample.settings import Sampling
 from cdlm.studio import app as service
 from cdlm.studio.app import BODY, create_app
 from cdlm.studio.jobs import Desk, Job

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cdlm.config import RunConfig
-from cdlm.data.prepare import PrepareConfig, prepare
-from cdlm.recipes import RECIPES
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
+from cdlm.train.config import RunConfig
+from cdlm.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 

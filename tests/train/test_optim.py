@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.config import RunConfig
 from cdlm.methods import METHODS
-from cdlm.model import SIZES, Denoiser
+from cdlm.model.architecture import SIZES
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.train import checkpoint
-from cdlm.train.learner import learner
+from cdlm.train.config import RunConfig
 from cdlm.train.loop import train
 from cdlm.train.optim import descend
+from cdlm.train.step import learner
 
-from ..train.test_resume import assert_same_bits
+from .test_resume import assert_same_bits
 
 SHAPE = dataclasses.replace(SIZES["tiny"], absolute=8, tied=True)
 MATRICES = {"attn_qkv.weight", "attn_out.weight", "mlp.0.weight", "mlp.2.weight"}

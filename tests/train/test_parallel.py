@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.config import to_json
 from cdlm.train import checkpoint, loop
+from cdlm.train.config import to_json
 from cdlm.train.loop import train
 
 from .conftest import launch
@@ -33,8 +33,15 @@ def assert_close(one: Path, other: Path) -> None:
             assert torch.allclose(tensor, b.tensors[part][name], atol=3e-5, rtol=1e-4), f"{part}: {name}"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("parallel", "accumulate"),
+    [
+        ("ddp", 1),
+        pytest.param("ddp", 2, marks=pytest.mark.soak),
+        pytest.param("fsdp", 1, marks=pytest.mark.soak),
+        ("fsdp", 2),
+    ],
+)
 def test_two_processes_equal_one(parallel: str, accumulate: int, recipe, tmp_path: Path) -> None:
     """MCDLM-PPLOptimized passes through its switch, with target copies, in these few steps."""
     config = recipe("mcdlm-pplopt", steps=9, samples=1)
@@ -43,7 +50,7 @@ def test_two_processes_equal_one(parallel: str, accumulate: int, recipe, tmp_pat
     assert_close(alone, run_in_two(config, tmp_path / "two.json"))
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_checkpoint_resumes_under_another_layout(parallel: str, recipe, tmp_path: Path, monkeypatch) -> None:
     """Begun by one process, ended by two: the same weights as one process all along."""
     config = recipe("mcdlm", out=tmp_path / "moving")

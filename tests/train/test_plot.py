@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from cdlm import plot
 from cdlm.methods import parse_method
-from cdlm.plot import plot_run, plot_schedules
-from cdlm.recipes import RECIPES
+from cdlm.train import plot
 from cdlm.train.loop import train
+from cdlm.train.plot import plot_run, plot_schedules
+from cdlm.train.recipes import RECIPES
 
 
 def objective(name: str):

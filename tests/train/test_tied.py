@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cdlm.config import RunConfig, completed, to_json
 from cdlm.files import digest, sealed
-from cdlm.model import SIZES
+from cdlm.model.architecture import SIZES
 from cdlm.train import checkpoint, loop
+from cdlm.train.config import RunConfig, migrate, to_json
 from cdlm.train.loop import train
 
 from .test_parallel import assert_close, run_in_two
@@ -19,7 +19,7 @@ from .test_resume import assert_same_bits
 TIED = dataclasses.replace(SIZES["tiny"], tied=True)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_two_processes_equal_one(parallel: str, recipe, tmp_path: Path) -> None:
     config = recipe("mcdlm", steps=6, network=TIED, weight_decay=0.1)
     alone = train(dataclasses.replace(config, out=tmp_path / "alone"))
@@ -66,8 +66,24 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
 def test_settings_are_completed_with_defaults() -> None:
     now = to_json(RunConfig())
     old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tied"}}
-    assert completed(old) == now
-    assert completed({"network": "nonsense"})["network"] == "nonsense"
+    assert migrate(old) == now
+    with pytest.raises(ValueError, match="'network' takes an object"):
+        migrate({"network": "nonsense"})
+
+
+@pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(RunConfig())["network"], "depth": 3}}])
+def test_settings_of_no_version_are_errors(values: dict[str, object]) -> None:
+    """Resuming never drops a setting that it does not know, and never takes today's default in its place."""
+    now = to_json(RunConfig())
+    with pytest.raises(ValueError, match="unknown setting"):
+        migrate({**now, **values})
+
+
+def test_settings_that_every_version_had_must_be_there() -> None:
+    """A checkpoint without its learning rate does not get today's default."""
+    now = to_json(RunConfig())
+    with pytest.raises(ValueError, match="settings are missing: lr"):
+        migrate({name: value for name, value in now.items() if name != "lr"})
 
 
 def test_another_kind_of_head_is_another_network(recipe, monkeypatch) -> None:

@@ -1,0 +1,85 @@
+"""The benchmarks run, at sizes too small to say anything."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--device", "cpu", "--hidden", "64", "--blocks", "1", "--vocab", "300", "--length", "32"]
+
+
+def run(name: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *TINY, *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sampling_ends_with_its_speed_up(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "sampling.json"
+    text = run("sampling", "--batch", "2", "--steps", "4", "--repeats", "2", "--process", "uniform", "--out", str(out))
+    found = re.fullmatch(r"speed-up (\d+\.\d) x", text.splitlines()[-1])
+    assert found is not None, text
+    about = json.loads(out.read_text())
+    reference, ours = about["rows"]
+    assert (reference["name"], ours["name"]) == ("reference", "ours")
+    assert float(found[1]) == round(reference["seconds"] / ours["seconds"], 1)
+    assert (about["process"], about["steps"], about["length"]) == ("uniform", 4, 32)
+    assert reference["evaluations"] == 4
+    assert 0 < ours["evaluations"] <= 4
+    for row in about["rows"]:
+        assert abs(row["tokens_per_second"] * row["seconds"] / (2 * 32) - 1) < 1e-9
+
+
+def test_autoregressive_writes_table_and_picture(tmp_path: Path) -> None:
+    out = tmp_path / "wallclock.json"
+    text = run("autoregressive", "--batches", "1", "2", "--steps", "2", "8", "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["model"], row["batch"], row["steps"]) for row in rows] == [
+        (model, batch, steps) for batch in (1, 2) for model, steps in (("AR", 32), ("diffusion", 2), ("diffusion", 8))
+    ]
+    assert [row["evaluations"] for row in rows if row["model"] == "AR"] == [31, 31]
+    assert all(row["evaluations"] <= row["steps"] for row in rows)
+    assert sum(line.startswith(("AR ", "diffusion ")) for line in text.splitlines()) == len(rows)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_agrees_with_its_plain_version(tmp_path: Path) -> None:
+    out = tmp_path / "training.json"
+    text = run("training", "--batch", "4", "--plain-batch", "4", "--repeats", "1", "--out", str(out))
+    assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["method"] for row in rows} == {"mdlm", "mcdlm", "udlm", "duo", "sdtt", "duo-dcd", "ucdlm", "ar"}
+    for plain, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert (plain["column"], ours["column"]) == ("plain", "ours")
+        assert abs(ours["loss"] / plain["loss"] - 1) < 1e-5
+        assert ours["trunk"] > 0
+
+
+def test_judging_agrees_with_its_plain_version() -> None:
+    flags = ["--device", "cpu", "--hidden", "384", "--blocks", "1", "--length", "32", "--num", "4", "--repeats", "1"]
+    text = run("judge", *flags)
+    assert float(text.splitlines()[-2].split()[-1]) < 1e-5
+    assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
+
+
+def test_growth_varies_one_thing_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "growth.json"
+    flags = ["--batch", "4", "--lengths", "64", "--vocabs", "200", "--batches", "2", "--repeats", "1"]
+    run("growth", *flags, "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    found = [(row["varied"], row["length"], row["vocab"], row["batch"]) for row in rows]
+    assert found == [("base", 32, 300, 4), ("length", 64, 300, 2), ("vocab", 32, 200, 4), ("batch", 32, 300, 2)]
+    picture = out.with_suffix(".png")
+    picture.unlink()
+    run("growth", "--redraw", str(out))
+    assert picture.read_bytes().startswith(b"\x89PNG")

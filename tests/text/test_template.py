@@ -1,0 +1,335 @@
+"""Texts with holes: how they become tokens, and text again."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from cdlm.data import END
+from cdlm.data.tokenizer import Tokenizer
+from cdlm.text.template import HOLE, Draft, blanks, continuation, ended, has_blanks, noised
+
+from ..writers import BPE, BYTES, TOKENIZERS, Kind, Words, small, spelled
+
+H = HOLE
+
+
+def filled(draft: Draft, tokenizer: Tokenizer, *words: str) -> str:
+    """The text of a draft whose holes hold these words, one token each."""
+    tokens = iter([tokenizer.encode(word) for word in words])
+    ids = [i if i != HOLE else next(tokens) for i in draft.ids]
+    assert next(tokens, None) is None
+    return draft.text([j for i in ids for j in (i if isinstance(i, list) else [i])], tokenizer.decode)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "pieces"),
+    [
+        ("a[MASK]b", [97, H, 98], ["a", "b"]),
+        ("a[MASK:5]b", [97, *[H] * 5, 98], ["a", "b"]),
+        ("a___b", [97, *[H] * 3, 98], ["a", "b"]),
+        ("a____________b", [97, *[H] * 3, 98], ["a", "b"]),
+        ("___", [H] * 3, ["", ""]),
+        ("[MASK]b", [H, 98], ["", "b"]),
+        ("b[MASK]", [98, H], ["b", ""]),
+        ("[MASK][MASK:2]", [H] * 3, ["", ""]),
+        ("a___[MASK]b", [97, *[H] * 4, 98], ["a", "b"]),
+        ("[MASK]a[MASK]", [H, 97, H], ["", "a", ""]),
+        ("a__[MASK]", [97, 95, 95, H], ["a__", ""]),
+        ("[MASK:x][mask][MASK]", [*b"[MASK:x][mask]", H], ["[MASK:x][mask]", ""]),
+        ("é[MASK] [MASK]", [195, 169, H, 32, H], ["é", " ", ""]),
+    ],
+)
+def test_blanks_become_holes(text: str, ids: list[int], pieces: list[str]) -> None:
+    draft = blanks(text, BYTES, width=3)
+    assert (draft.ids, draft.pieces) == (ids, pieces)
+    assert has_blanks(text)
+    assert {BYTES.eos, BYTES.bos} <= set(draft.without)
+
+
+@pytest.mark.parametrize("text", ["", "no blank", "a__b", "[MASK:]", "[mask]"])
+def test_a_text_without_blanks_says_how_to_mark_them(text: str) -> None:
+    assert not has_blanks(text)
+    with pytest.raises(ValueError, match=r"nothing to fill in: mark each gap with ___, or with one \[MASK\]"):
+        blanks(text, BYTES)
+
+
+def test_a_blank_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match=r"at least one token; got \[MASK:0\]"):
+        blanks("a[MASK:0]b", BYTES)
+    with pytest.raises(ValueError, match="at least one token; got 0"):
+        blanks("a___b", BYTES, width=0)
+
+
+def test_all_blanks_together_have_a_limit() -> None:
+    text = "[MASK:4]a" * 3
+    assert len(blanks(text, BYTES, longest=15).ids) == 15
+    for longest in (14, 8, 1):
+        with pytest.raises(ValueError, match=rf"at most {longest} tokens; this text with its blanks has \d+"):
+            blanks(text, BYTES, longest=longest)
+
+
+def test_holes_are_found() -> None:
+    assert blanks("[MASK:2]a[MASK]bc[MASK]", BYTES).holes == [(0, 2), (3, 4), (6, 7)]
+    assert noised("abc", BYTES).holes == []
+
+
+def test_text_is_put_together_around_its_holes() -> None:
+    assert filled(blanks("a[MASK]b[MASK:2]", BYTES), BYTES, "X", "Y", "Z") == "aXbYZ"
+    assert filled(blanks("[MASK][MASK]é", BYTES), BYTES, "X", "Y") == "XYé"
+    assert filled(blanks("the ___ sat", BYTES, 1), BYTES, "X") == "the X sat"
+
+
+def test_what_is_given_is_not_decoded() -> None:
+    """A byte of a hole cannot join the bytes of what is given."""
+    draft = blanks("é[MASK]é", BYTES)
+    assert draft.text([*"é".encode(), 0xC3, *"é".encode()], BYTES.decode) == "é�é"
+    draft = blanks(f"{END}[MASK]", BYTES)
+    assert filled(draft, BYTES, "x") == f"{END}x"
+
+
+def test_a_word_carries_the_space_before_it() -> None:
+    draft = blanks("the [MASK] sat", BPE)
+    assert draft.ids == [*BPE.encode("the"), H, *BPE.encode(" sat")]
+    assert len(BPE.encode(" cat")) == 1
+    assert filled(draft, BPE, " cat") == "the cat sat"
+    assert filled(draft, BPE, "x") == "the x sat"  # the space was given and stays
+    assert filled(blanks("the  [MASK]", BPE), BPE, " cat") == "the  cat"
+    assert filled(blanks("the\n[MASK]", BPE), BPE, " cat") == "the\n cat"
+    assert filled(blanks("the[MASK]", BPE), BPE, " cat") == "the cat"
+
+
+def test_only_the_last_of_several_spaces_is_lent() -> None:
+    assert blanks("the  [MASK]", BPE).ids == [*BPE.encode("the "), H]
+    assert continuation("the  ", 9, BPE).ids[: len(BPE.encode("the "))] == BPE.encode("the ")
+
+
+def test_bytes_lend_no_space() -> None:
+    draft = blanks("the [MASK]", BYTES)
+    assert draft.ids == [*b"the ", H]
+    assert filled(draft, BYTES, " ") == "the  "
+
+
+def test_one_space_between_two_blanks_stays() -> None:
+    assert filled(blanks("[MASK] [MASK]", BYTES), BYTES, "x", "y") == "x y"
+    assert filled(blanks("the [MASK:2] [MASK] sat", BPE), BPE, "x", "x", "y") == "the xx y sat"
+
+
+def test_a_space_before_the_first_blank_stays() -> None:
+    assert filled(blanks(" [MASK]", BPE), BPE, " cat") == " cat"
+    assert filled(blanks(" [MASK]", BPE), BPE, "x") == " x"
+
+
+# Continuations
+
+
+def test_a_prompt_is_followed_by_a_hole() -> None:
+    draft = continuation("ab", 5, BYTES)
+    assert (draft.ids, draft.pieces, draft.lead) == ([97, 98, H, H, H], ["ab", ""], 0)
+    assert draft.continues
+    assert draft.without == ()  # a continuation may end its text
+    assert filled(draft, BYTES, "X", "Y", "Z") == "abXYZ"
+    assert continuation("", 3, BYTES).ids == [H, H, H]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("abcd", "abcd"),
+        ("ab..", "ab"),
+        ("....", ""),
+        ("a.cdef..", "acdef"),  # an end in the midst
+        ("abc..x..", "abc"),  # a word behind it
+        ("ab.de..x....", "abde"),
+        ("..ab", "ab"),  # as many ends as words: rather the longer text
+        ("...a", ""),
+    ],
+)
+def test_a_padded_text_ends_where_ends_prevail(written: str, said: str) -> None:
+    for prompt in ("", "the "):
+        draft = continuation(prompt, len(prompt) + len(written) + 1, BYTES, framed=True)
+        lead = [BYTES.bos, *BYTES.encode(prompt)] if prompt else [BYTES.bos]
+        ids = lead + [BYTES.eos if letter == "." else ord(letter) for letter in written]
+        assert draft.text(ended(ids, draft, BYTES.eos), BYTES.decode) == prompt + said
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 3))
+def test_no_other_cut_is_less_wrong(ends: list[bool], given: int) -> None:
+    ids = [BYTES.eos] + [97] * given + [BYTES.eos if end else 98 for end in ends]
+    draft = Draft([BYTES.bos] + [97] * given + [H] * len(ends), ["", ""], [(1 + given, len(ids))], 1)
+    kept = ended(ids, draft, BYTES.eos)
+    wrong = {cut: sum(ends[:cut]) + ends[cut:].count(False) for cut in range(len(ends) + 1)}
+    best = max(cut for cut in wrong if wrong[cut] == min(wrong.values()))
+    assert kept == ids[: 1 + given] + [98] * ends[:best].count(False)
+
+
+def test_a_trimmed_text_ends_early() -> None:
+    assert continuation("ab", 6, BYTES).text([*b"abX"], BYTES.decode) == "abX"
+    assert continuation("ab", 6, BYTES).text([*b"ab"], BYTES.decode) == "ab"
+
+
+def test_a_prompt_lends_its_last_space() -> None:
+    draft = continuation("the ", 3, BPE)
+    assert draft.ids == [*BPE.encode("the"), H, H]
+    assert filled(draft, BPE, " cat", " sat") == "the cat sat"
+
+
+@pytest.mark.parametrize(
+    ("framed", "causal", "prompt", "lead"),
+    [
+        (False, False, "ab", 0),
+        (True, False, "ab", 1),
+        (False, True, "", 1),  # a causal one could not
+        (True, True, "ab", 1),
+    ],
+)
+def test_a_block_begins_with_a_token_of_its_own(framed: bool, causal: bool, prompt: str, lead: int) -> None:
+    draft = continuation(prompt, 6, BYTES, framed, causal)
+    assert draft.lead == lead
+    assert draft.ids == [BYTES.bos] * lead + list(prompt.encode()) + [H] * (6 - lead - len(prompt))
+    assert filled(draft, BYTES, *"x" * draft.ids.count(H)) == prompt + "x" * draft.ids.count(H)
+
+
+def test_without_a_prompt_the_model_writes_the_token_that_begins_a_block() -> None:
+    draft = continuation("", 6, BYTES, framed=True)
+    assert (draft.ids, draft.lead) == ([H] * 6, 0)
+    assert draft.text([BYTES.bos, *b"xxxxx"], BYTES.decode) == "xxxxx"
+    assert draft.text([*b"yxxxxx"], BYTES.decode) == "yxxxxx"  # an unfinished model may write something else there
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: blanks("a[MASK]b", BYTES, framed=True), lambda: noised("acb", BYTES, framed=True)]
+)
+def test_other_drafts_of_a_framed_model_begin_with_its_token(make) -> None:
+    draft = make()
+    assert (draft.ids[0], draft.lead) == (BYTES.bos, 1)
+    assert draft.text([BYTES.bos, *b"axb"], BYTES.decode) == "axb"
+
+
+@pytest.mark.parametrize(("prompt", "length", "framed"), [("abc", 3, False), ("abcd", 3, False), ("ab", 3, True)])
+def test_a_prompt_without_room_behind_it_is_refused(prompt: str, length: int, framed: bool) -> None:
+    with pytest.raises(ValueError, match=f"no room in a text of {length}; shorten it or raise --length"):
+        continuation(prompt, length, BYTES, framed)
+
+
+def test_only_a_hole_at_the_end_continues() -> None:
+    assert blanks("ab[MASK:2]", BYTES).continues
+    assert blanks("[MASK]", BYTES).continues
+    assert not blanks("[MASK]a", BYTES).continues
+    assert not blanks("[MASK]a[MASK]", BYTES).continues
+    assert not noised("ab", BYTES).continues
+
+
+# Noise
+
+
+def test_noise_falls_on_the_whole_text() -> None:
+    draft = noised("ab", BYTES, 0.25, clamp=True)
+    assert (draft.ids, draft.level, draft.clamp) == ([97, 98], 0.25, True)
+    assert draft.text([120, 121], BYTES.decode) == "xy"
+    assert noised("the cat ", BPE).ids == BPE.encode("the cat ")
+
+
+@pytest.mark.parametrize("t", [0.0, -0.5, 1.01, float("nan")])
+def test_a_noise_level_is_a_time(t: float) -> None:
+    with pytest.raises(ValueError, match=r"a time in \(0, 1\]"):
+        noised("ab", BYTES, t)
+
+
+def test_nothing_cannot_be_rewritten() -> None:
+    with pytest.raises(ValueError, match="no text to rewrite"):
+        noised("", BYTES)
+
+
+# Text that a model cannot take
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("text", ["\ud800", "ab\udc80c"])
+def test_half_a_character_is_refused(tokenizer: Tokenizer, text: str) -> None:
+    for make in (lambda: blanks(f"{text}___", tokenizer), lambda: blanks(f"___{text}", tokenizer)):
+        with pytest.raises(ValueError, match="not valid UTF-8"):
+            make()
+    with pytest.raises(ValueError, match="not valid UTF-8"):
+        continuation(text, 20, tokenizer)
+    with pytest.raises(ValueError, match="not valid UTF-8"):
+        noised(text, tokenizer)
+
+
+def test_an_unknown_character_is_named() -> None:
+    letters = spelled("abc ")
+    assert filled(blanks("ab c[MASK]", letters), letters, "b") == "ab cb"
+    for make in (
+        lambda: blanks("ab[MASK]cé", letters),
+        lambda: blanks("é[MASK]", letters),
+        lambda: continuation("aéb", 9, letters),
+        lambda: noised("é", letters),
+    ):
+        with pytest.raises(ValueError, match=r"this model cannot write '\w*é\w*'; leave it out or replace it"):
+            make()
+
+
+def vocabulary(folder: Path, unknown: str | None) -> Tokenizer:
+    """A tokenizer of whole words; what it does not know becomes the unknown word, if it has one."""
+    words = ["the", "cat", "sat", *([unknown] if unknown else [])]
+    ids = {word: i for i, word in enumerate(words)}
+    model = tokenizers.Tokenizer(models.WordLevel(ids, unknown) if unknown else models.WordLevel(ids))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens([END])
+    model.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+def test_known_words_are_taken(tmp_path: Path) -> None:
+    words = vocabulary(tmp_path, "[UNK]")
+    draft = blanks("the [MASK] sat", words)
+    assert draft.ids == [0, H, 2]
+    assert filled(draft, words, "cat") == "the cat sat"
+
+
+@pytest.mark.parametrize("unknown", ["[UNK]", None])
+def test_an_unknown_word_is_named(tmp_path: Path, unknown: str | None) -> None:
+    words = vocabulary(tmp_path, unknown)
+    with pytest.raises(ValueError, match=r"cannot write '[^']*dog"):  # not 't', the first letter of a known word
+        blanks("the dog [MASK]", words)
+
+
+def test_blanks_between_words_are_told_apart(tmp_path: Path) -> None:
+    """Where spaces are no tokens at all."""
+    words = vocabulary(tmp_path, "[UNK]")
+    assert filled(blanks("the [MASK] [MASK]", words), words, "cat", "sat") == "the cat sat"
+
+
+# Whatever is given stays
+
+
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+@pytest.mark.parametrize("words", ["bytes", "bpe"])
+@given(
+    pieces=st.lists(st.text(max_size=6).filter(lambda piece: not has_blanks(piece)), min_size=2, max_size=4),
+    widths=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    seed=st.integers(0, 99),
+)
+@example(pieces=["the ", " ", ""], widths=[1, 2, 1], seed=0)
+@example(pieces=["e\u0301", "\u200d👩", "\r\n\t\x00"], widths=[1, 2, 1], seed=0)
+@example(pieces=[f"a{END}", END], widths=[3, 1, 1], seed=0)
+@settings(max_examples=25, deadline=None)
+def test_what_is_given_stays(kind: Kind, words: Words, pieces: list[str], widths: list[int], seed: int) -> None:
+    model, tokenizer = small(kind, words, length=128, favour=2.0), TOKENIZERS[words]
+    marks = [f"[MASK:{width}]" for width in widths[: len(pieces) - 1]]
+    text = "".join(a + b for a, b in zip(pieces, [*marks, ""], strict=True))
+    found = model.infill(text, steps=3, seed=seed)[0]
+    (draft,) = model.infillings([text])
+    inside = [token for token, wanted in zip(found.tokens, draft.ids, strict=True) if wanted == HOLE]
+    assert all(wanted in (HOLE, token) for token, wanted in zip(found.tokens, draft.ids, strict=True))
+    assert len(inside) == sum(widths[: len(marks)])
+    assert all(0 <= token < tokenizer.vocab_size and token != tokenizer.eos for token in inside)
+    assert found.text.startswith(pieces[0])
+    assert found.text.endswith(pieces[-1])
+    at = 0
+    for piece in pieces:
+        assert piece in found.text[at:]
+        at = found.text.index(piece, at) + len(piece)
