@@ -196,18 +196,18 @@ STYLE = (DOCS / "site.css").read_text()
 
 def api() -> str:
     """docs/api.md: the names that other code may rely on, with their own words."""
-    import cdlm.config
-    import cdlm.eval.grid
-    import cdlm.hub
+    import cdlm.eval.config
     import cdlm.methods
-    import cdlm.model
+    import cdlm.model.architecture
     import cdlm.objective
     import cdlm.process
-    import cdlm.sample
-    import cdlm.text
+    import cdlm.sample.generate
+    import cdlm.sample.settings
+    import cdlm.text.pipeline
+    import cdlm.train.config
     from cdlm.studio.app import create_app
 
-    model, objective = cdlm.text.Model, cdlm.objective.Objective
+    model, objective = cdlm.text.pipeline.Model, cdlm.objective.Objective
     lines = [
         "# API",
         "",
@@ -216,15 +216,15 @@ def api() -> str:
         "",
         "## Models that write",
         "",
-        *function(cdlm.text.load, "cdlm.load"),
-        *kind(model, "cdlm.text.Model"),
+        *function(cdlm.text.pipeline.load, "cdlm.load"),
+        *kind(model, "cdlm.text.pipeline.Model"),
         *(line for name in METHODS_OF_MODEL for line in function(getattr(model, name), f"Model.{name}")),
-        *kind(cdlm.text.Text, "cdlm.text.Text"),
-        *kind(cdlm.text.Frame, "cdlm.text.Frame"),
+        *kind(cdlm.text.pipeline.Text, "cdlm.text.pipeline.Text"),
+        *kind(cdlm.text.pipeline.Frame, "cdlm.text.pipeline.Frame"),
         "## How a text is drawn",
         "",
-        *kind(cdlm.sample.Sampling, "cdlm.sample.Sampling"),
-        *function(cdlm.sample.generate, "cdlm.sample.generate"),
+        *kind(cdlm.sample.settings.Sampling, "cdlm.sample.settings.Sampling"),
+        *function(cdlm.sample.generate.generate, "cdlm.sample.generate.generate"),
         "## Methods",
         "",
         "`cdlm.methods.METHODS` maps slugs to rows: " + ", ".join(f"`{slug}`" for slug in cdlm.methods.METHODS) + ".",
@@ -247,9 +247,9 @@ def api() -> str:
         "",
         "On the command line `--log-every 10` is `log_every`; `cdlm train RECIPE --help` and so on say the same.",
         "",
-        *kind(cdlm.config.RunConfig, "cdlm.config.RunConfig"),
-        *kind(cdlm.model.Architecture, "cdlm.model.Architecture"),
-        *kind(cdlm.eval.grid.EvalConfig, "cdlm.eval.grid.EvalConfig"),
+        *kind(cdlm.train.config.RunConfig, "cdlm.train.config.RunConfig"),
+        *kind(cdlm.model.architecture.Architecture, "cdlm.model.architecture.Architecture"),
+        *kind(cdlm.eval.config.EvalConfig, "cdlm.eval.config.EvalConfig"),
         "## HTTP",
         "",
         "What `cdlm studio` answers; `/openapi.json` has the types. See [the studio](studio.md).",
