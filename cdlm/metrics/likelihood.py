@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.loss import Term
+from cdlm.objective.loss import Term, term_losses
 from cdlm.process.order import Order
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
@@ -73,13 +73,8 @@ def bounds(
         own = rng[part](term.name)
         s, t = term.times(0.0, stratum[part], rng.batch, own)
         pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
-        hidden = denoiser.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t)
-        ((index, goal),) = term.target(pair, None)
-        assert isinstance(goal, Tensor)
         length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
-        for here, truth in zip(index.split(CHUNK), goal.split(CHUNK), strict=True):
-            at, student = pair.at(here), denoiser.head(hidden.flatten(0, 1)[here.to(hidden.device)])
-            surprise = term.divergence(target=truth.to(hidden.device), student=student, pair=at).cpu().double()
-            sums.index_add_(0, here.cpu() // length, term.weight(at).cpu() * surprise)
+        for index, nats in term_losses(term, pair, denoiser, None, CHUNK):
+            sums.index_add_(0, index.cpu() // length, nats.cpu().double())
         found.append(sums / length)
     return torch.cat(found)

@@ -4,6 +4,7 @@ x_s ~ q(x_s | x_t, f(x_t, t)) down a grid, for every prior, with correctors on r
 law that makes it cheap.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cdlm.process.process import Process
-from cdlm.rng import Rng
+from cdlm.process.process import Posterior, Process
+from cdlm.rng import Rng, categorical
 from cdlm.sample.corrector import Corrector
 from cdlm.sample.order import check_tail, ordered
 from cdlm.sample.plan import Drawing, Pass, State, follow, moving
@@ -21,6 +22,34 @@ from cdlm.sample.timesteps import Grid
 from cdlm.types import Predictor, Tokens, wide
 
 _AT_ONCE = 2**22
+
+
+@torch.no_grad()
+def plain_ancestral(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    grid: Grid,
+    rng: Rng,
+    posterior: Posterior = "plug-in",
+    given: Bool[Tensor, "b l"] | None = None,
+) -> Iterator[State]:
+    """Ancestral sampling as it is defined: x_s ~ q(x_s | x_t, f(x_t, t)), at every position and in every hop.
+
+    `ancestral` draws from the same distribution with noise drawn beforehand, and runs the network only where it is
+    needed. As there, `given` positions keep their tokens.
+    """
+    hops = len(grid) - 1
+    yield State(x, 0, hops, [0] * len(x))
+    for hop, (t, s) in enumerate(itertools.pairwise(grid.tolist()), 1):
+        noise = rng("hop", hop)
+        clean = predict(x, t)
+        if posterior == "mixture":  # draw x_0 from the prediction first; what is known carries over
+            drawn = categorical(clean, noise("x_0").uniform(x.shape[1], x.device))
+            clean = torch.where(process.positions(x), drawn, x)
+        x_s = process.bridge(clean, x, s, t, noise)
+        x = x_s if given is None else torch.where(given, x, x_s)
+        yield State(x, hop, hops, [hop] * len(x))
 
 
 def ancestral(

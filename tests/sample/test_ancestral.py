@@ -3,12 +3,13 @@
 import importlib
 
 import pytest
+import scipy.stats
 import torch
 
 from cdlm.process import Cosine, Process, bridge_law, masked, transition, uniform
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
-from cdlm.sample.ancestral import ancestral
+from cdlm.sample.ancestral import ancestral, plain_ancestral
 from cdlm.sample.exact import ancestral_law
 from cdlm.sample.logits import Shape
 from cdlm.sample.plan import Drawing
@@ -16,6 +17,7 @@ from cdlm.sample.settings import Tail
 from cdlm.sample.timesteps import cosine_grid, custom_grid, uniform_grid
 
 from .truth import (
+    ALPHA,
     PRIORS,
     L,
     Table,
@@ -31,6 +33,7 @@ from .truth import (
     push,
     sequences,
     text,
+    tiny,
 )
 
 N = 16_000
@@ -106,6 +109,40 @@ def test_samples_follow_the_composed_bridges(process: Process, how: Posterior, g
     net = Table(process)
     law = composed(noise(process), process, L, ancestor(process, net.law, how), grid)
     assert agrees(draw(net, process, grid, drawing=Drawing(posterior=how)), law, process.states)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("how", ["plug-in", "mixture"])
+@every_prior
+def test_the_plain_sampler_follows_the_composed_bridges(process: Process, how: Posterior, grid: torch.Tensor) -> None:
+    net, rng = Table(process), seeded(6, batch=N)
+    law = composed(noise(process), process, L, ancestor(process, net.law, how), grid)
+    drawn = text(plain_ancestral(net.plain, process, process.start(L, rng("start")), grid, rng, how))
+    assert agrees(drawn, law, process.states)
+
+
+@every_prior
+def test_the_plain_sampler_keeps_given_positions(process: Process) -> None:
+    net, rng, grid = Table(process), seeded(6, batch=N), GRIDS["uniform"]
+    x = torch.tensor([1, V if process.has_mask else 0])
+    given = torch.tensor([True, False])
+    law = composed(point(x, process.states), process, L, clamped(ancestor(process, net.law), given), grid)
+    states = plain_ancestral(net.plain, process, x.expand(N, -1), grid, rng, given=given.expand(N, -1))
+    assert agrees(text(states), law, process.states)
+
+
+@pytest.mark.parametrize("process", [masked(7), uniform(7)], ids=["masked", "uniform"])
+def test_plain_and_planned_agree_on_a_larger_space(process: Process) -> None:
+    """Six positions of a real network: every pair of neighbours has the same joint distribution under both."""
+    net, n, length = tiny(process), 6000, 6
+    rng, grid = seeded(7, batch=n), uniform_grid(4)
+    x = process.start(length, rng("start"))
+    one = text(plain_ancestral(net, process, x, grid, rng("plain")))
+    other = text(ancestral(net, process, x, grid, rng("planned")))
+    for place in range(length - 1):
+        counts = [torch.bincount(drawn[:, place] * 7 + drawn[:, place + 1], minlength=49) for drawn in (one, other)]
+        both = torch.stack(counts)[:, sum(counts) > 0]
+        assert scipy.stats.chi2_contingency(both.numpy()).pvalue > ALPHA
 
 
 @every_prior
