@@ -34,6 +34,7 @@ gpu: $(VENV)/.developed
 	$(MAKE) bench
 
 bench: $(VENV)/.developed
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.sampling

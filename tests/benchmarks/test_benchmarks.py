@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--hidden", "64", "--blocks", "1", "--vocab", "300", "--length", "32"]
 
@@ -72,6 +74,7 @@ def test_judging_agrees_with_its_plain_version() -> None:
     assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
 
 
+@pytest.mark.soak
 def test_growth_varies_one_thing_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "growth.json"
     flags = ["--batch", "4", "--lengths", "64", "--vocabs", "200", "--batches", "2", "--repeats", "1"]
@@ -83,3 +86,25 @@ def test_growth_varies_one_thing_at_a_time(tmp_path: Path) -> None:
     picture.unlink()
     run("growth", "--redraw", str(out))
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def bare(name: str, *flags: str) -> str:
+    words = [sys.executable, "-m", f"benchmarks.{name}", *flags]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.soak
+def test_help_takes_a_small_part_of_importing_torch() -> None:
+    text = bare("startup", "--repeats", "3")
+    share = re.search(r"cdlm --help +[\d.]+ s +([\d.]+) of import torch", text)
+    assert share is not None, text
+    assert float(share[1]) < 0.3
+
+
+@pytest.mark.soak
+def test_the_call_traces_begin_where_the_path_begins() -> None:
+    text = bare("trace")
+    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +take_step", text, re.M)
+    assert re.search(r"^cdlm sample .*: \d+ functions in \d+ files\n  __main__.py +main", text, re.M)

@@ -40,6 +40,7 @@ SHORTER = [
     ("train tiny-*", QUICK),
     ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --length 64"),
     ("train small-*", "--network.hidden 32 --network.blocks 1 --network.heads 1 --network.cond 8"),
+    ("sample*", "--num 1"),
     ("moons*", "--train-steps 3 --samples 200 --bins 8 --sampling-steps 1 2 --batch 32"),
     ("methods --run *", "--run tiny --length 16 --vocab 200"),
     ("eval *", "--num 4"),
