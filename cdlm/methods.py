@@ -314,6 +314,7 @@ MOVED = {
     "bridges": ("1",),
 }
 """Choices that `mcdlm` and `ucdlm` had up to version 0.1, with the values that changed nothing."""
+RENAMED = {"guide": "guidance", "sharpen": "temperature"}
 GUIDED, SEARCH = "mcdlm-guided", "-search"
 GROWING = {"steps": "increasing", "low": 1 / 8, "high": 3 / 8}
 
@@ -374,15 +375,9 @@ def split_method(spec: str) -> tuple[str, dict[str, str]]:
     words = {name: value for name, value in words.items() if name not in MOVED or value not in MOVED[name]}
     if not any(name in MOVED for name in words):
         return slug, words
-    guided = {("guidance" if name == "guide" else "temperature" if name == "sharpen" else name) for name in words}
-    if (
-        slug == "mcdlm"
-        and words.get("divergence") == "kl"
-        and guided - {"divergence"} <= METHODS[GUIDED].choices.keys()
-    ):
-        found = {"guidance": words.pop("guide", "0"), "temperature": words.pop("sharpen", "1")}
-        del words["divergence"]
-        return GUIDED, {"lam": "0.999", **words, **found}
+    guided = {RENAMED.get(name, name): value for name, value in words.items() if name != "divergence"}
+    if slug == "mcdlm" and words.get("divergence") == "kl" and guided.keys() <= METHODS[GUIDED].choices.keys():
+        return GUIDED, {"lam": "0.999", "guidance": "0", "temperature": "1", **guided}
     return slug + SEARCH, words
 
 

@@ -93,5 +93,5 @@ class Denoiser(nn.Module):
 
 
 def mean_law(laws: Float[Tensor, "k v"]) -> Float[Tensor, "v"]:
-    """What is said of a blank text on average over its positions: how frequent tokens are. Logarithms in and out."""
+    """The mean of the predictions at all positions of a fully masked text: token frequencies. Logarithms in and out."""
     return laws.logsumexp(0) - math.log(len(laws))

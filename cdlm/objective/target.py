@@ -27,7 +27,7 @@ class Prediction(NamedTuple):
     """Below 1 the laws are sharpened."""
     guidance: float = 0.0
     blank: Float[Tensor, "k d"] | None = None
-    """The hidden rows of a blank text, for guidance as in `sample/logits.py`; one where it says the same everywhere."""
+    """Hidden rows of a fully masked text, for guidance as in `sample/logits.py`; one row if all positions are alike."""
 
     def law(self) -> LogLaw:
         """All of them at once, gradient stopped."""
