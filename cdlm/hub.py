@@ -194,7 +194,7 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row]
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
     from cdlm.methods import method_name
 
-    trained, text = config.get("trained") or {}, config.get("text") or {}
+    trained, text = config.get("training") or {}, config.get("text") or {}
     process = config.get("process")
     kind = "autoregressive" if process is None else f"{process['name']} diffusion"
     lines = [*_HEAD, f"# {name}", ""]

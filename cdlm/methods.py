@@ -18,8 +18,8 @@ from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Gaussian, Process, masked, uniform
-from cdlm.process.order import Order
 from cdlm.process.process import Posterior
+from cdlm.sample.samplers import ORDERS, load_function
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, number, stairs
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
@@ -148,7 +148,7 @@ def mcdlm_pplopt(
 
 
 def few_step(
-    process: Process, total: int = PAPER_STEPS, *, steps: int = 8, most: int = 0, order: Order = "random"
+    process: Process, total: int = PAPER_STEPS, *, steps: int = 8, most: int = 0, order: str = "random"
 ) -> Objective:
     """The likelihood of a sampler itself: of `steps` hops (or of any number up to `most`) along a reveal order.
 
@@ -204,13 +204,15 @@ def _doubling(smallest: float, rounds: int) -> Schedule:
     return stairs(*(smallest * 2**k for k in range(rounds)))
 
 
-def _along(process: Process, order: Order, steps: int) -> Bridge | Ordered:
+def _along(process: Process, order: str, steps: int) -> Bridge | Ordered:
     """The bridge, in the order in which a sampler of so many steps unmasks."""
+    if order not in ORDERS:
+        raise ValueError(f"unknown order {order!r} for Few-step; choose from {', '.join(ORDERS)}")
     if order == "random":
         return Bridge(process)
     if not process.absorbing:
         raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
-    return Ordered(process, order, steps)
+    return Ordered(process, load_function(ORDERS[order].levels), steps)
 
 
 def _nelbo(process: Process) -> Term:

@@ -8,7 +8,8 @@ from rich.table import Table
 from cdlm import zoo
 from cdlm.cli.common import console, parse
 from cdlm.files import read_object
-from cdlm.sample.settings import flags, sampling_of
+from cdlm.sample.settings import explicit, flags, resolve
+from cdlm.text.generation_config import read_generation_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,9 @@ def show_zoo(console: Console) -> None:
         table.add_row(
             name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B"
         )
-        best += [f"{name} writes best with", *(f"  {flags(sampling_of(one))}" for one in config["sampling"])]
+        usual = read_generation_config(folder, config)
+        presets = usual.get("step_presets", [usual])
+        best += [f"generation config of {name}", *(f"  {flags(explicit(resolve(preset)))}" for preset in presets)]
     console.print(table)
     for line in best:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
