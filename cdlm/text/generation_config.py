@@ -43,12 +43,12 @@ def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """How the sequences were made that a model was trained on, checked; of a peer's, how long they are."""
     if "text" not in config:
         return {"max_length": _peers_length(config)}
-    text = config["text"]
+    found = config["text"]
     renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
     kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
-    if not isinstance(text, dict):
-        raise LayoutError(f'{directory / "config.json"} is damaged: its "text" is {text!r}.')
-    text = {renamed.get(name, name): value for name, value in text.items()}
+    if not isinstance(found, dict):
+        raise LayoutError(f'{directory / "config.json"} is damaged: its "text" is {found!r}.')
+    text: dict[str, Any] = {renamed.get(name, name): value for name, value in found.items()}
     if "max_length" not in text:
         raise LayoutError(f'{directory / "config.json"} is damaged: its "text" has no "max_length".')
     for name, value in text.items():
@@ -78,7 +78,7 @@ def from_version_1(sampling: list[dict[str, Any]]) -> dict[str, Any]:
     """The "sampling" of config.json in version 0.1: settings for several numbers of steps, the usual ones first."""
     renamed = {"grid": "timesteps", "tail": "final_step", "cool": "temperature_end", "bound": "entropy_bound"}
     renamed |= {"block": "block_length"}
-    presets = [
+    presets: list[dict[str, Any]] = [
         {renamed.get(name, name): value for name, value in preset.items() if value is not None}
         for preset in map(dict, sampling)
     ]
