@@ -14,7 +14,7 @@ from typing import Any
 
 from cdlm.files import read_object
 from cdlm.model.pretrained import LayoutError
-from cdlm.sample.settings import SPECS, resolve
+from cdlm.sample.settings import SPECS, check_value
 
 FILE = "generation_config.json"
 
@@ -64,13 +64,14 @@ def _peers_length(config: Mapping[str, Any]) -> int:
 
 
 def check_generation_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Refuse settings that make no sense."""
+    """Refuse unknown settings and values out of range; `resolve` checks what goes with what, when they are used."""
     presets = config.get("step_presets", [])
     for preset in (config, *presets):
-        settings = {name: value for name, value in preset.items() if name != "step_presets"}
-        resolve(settings)
-        if settings and "steps" not in settings:
-            raise ValueError("it does not say for how many steps")
+        for name, value in preset.items():
+            if name != "step_presets":
+                check_value(name, value)
+    if any("steps" not in preset for preset in presets):
+        raise ValueError("a preset does not say for how many steps")
     return config
 
 
