@@ -68,14 +68,6 @@ class Inputs(NamedTuple):
     shared: tuple[Tensor, ...] = ()
 
 
-def _no_inputs(pair: Pair) -> Inputs:
-    return Inputs()
-
-
-def _not_simpler(pair: Pair) -> None:
-    return None
-
-
 @dataclasses.dataclass(frozen=True)
 class ClosedForm:
     """A divergence whose gradients are known, so that it never holds a distribution for more than a chunk of rows.
@@ -87,9 +79,9 @@ class ClosedForm:
     value: Callable[..., Values]
     point: Gradient | None = None
     dense: Gradient | None = None
-    inputs: Callable[[Pair], Inputs] = _no_inputs
+    inputs: Callable[[Pair], Inputs] | None = None
     """What the gradients need of the pair, in the precision of its times."""
-    simpler: Callable[[Pair], "tuple[ClosedForm, Values] | None"] = _not_simpler
+    simpler: Callable[[Pair], "tuple[ClosedForm, Values] | None"] | None = None
     """A divergence and a weight whose product is this divergence at these rows, if there is one."""
 
     def __call__(self, *, target: TargetRows, student: Rows, pair: Pair | None = None) -> Values:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser, mean_law
-from cdlm.objective.divergence import ClosedForm, Divergence, Gradient
+from cdlm.objective.divergence import ClosedForm, Divergence, Gradient, Inputs
 from cdlm.objective.target import Dense, Prediction
 from cdlm.types import Index, Pair
 
@@ -66,7 +66,9 @@ def weighted_sums(
     """The sum over all parts, which can be differentiated; and that of each, which cannot. All have closed forms."""
     weight, bias = (_cut(part, student.vocab) for part in student.backbone.head)
     work = [_prepared(part, weight) for part in parts]
-    total, *sums = _Total.apply(hidden, weight, bias, work, _matmul_dtype(hidden), torch.is_grad_enabled())
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    total, *sums = _Total.apply(hidden, weight, bias, work, dtype, torch.is_grad_enabled())
     return total, sums
 
 
@@ -84,11 +86,12 @@ class _Work:
 
 def _prepared(part: Summands, like: Tensor) -> _Work:
     assert isinstance(part.divergence, ClosedForm)
-    if (simpler := part.divergence.simpler(part.pair)) is not None:
-        part = dataclasses.replace(part, divergence=simpler[0], weight=part.weight * simpler[1])
-    assert isinstance(part.divergence, ClosedForm)
     assert isinstance(part.target, Tensor | Prediction)
-    gradient, inputs = gradient_of(part), part.divergence.inputs(part.pair)
+    divergence, weight = part.divergence, part.weight
+    if divergence.simpler is not None and (simpler := divergence.simpler(part.pair)) is not None:
+        divergence, weight = simpler[0], weight * simpler[1]
+    gradient = divergence.point if isinstance(part.target, Tensor) else divergence.dense
+    inputs = Inputs() if divergence.inputs is None else divergence.inputs(part.pair)
     assert gradient is not None
 
     def moved(tensor: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ def _prepared(part: Summands, like: Tensor) -> _Work:
 
     return _Work(
         index=moved(part.index),
-        weight=moved(part.weight),
+        weight=moved(weight),
         target=moved(part.target) if isinstance(part.target, Tensor) else part.target,
         gradient=gradient,
         rows=tuple(map(moved, inputs.rows)),
@@ -204,12 +207,6 @@ def _log_softmax(logits: Rows) -> Rows:
 def value_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision of values and sums: single, or double for a network in double."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _matmul_dtype(hidden: Tensor) -> torch.dtype:
-    """What matrices are multiplied in: that of autocast, where it is on."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _padded(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
