@@ -2,6 +2,9 @@
 
 L = sum_k share_k(step) E[ sum_{i in M(x_t)} w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ) ]
         (s, t) ~ times_k        (x_s, x_t) ~ coupling_k( . | x_0)
+
+In this order: `Term.draw` has the times and the coupling, `Term.summands` target and weight, `weighted_divergence` the
+student and w D, `plain_sum` the sum. `fused_sum` sums the same summands with one pass of the student.
 """
 
 import dataclasses
@@ -67,7 +70,7 @@ class Student(Protocol):
 def weighted_divergence(part: Summands, student: Student, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "rows"]:
     """w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ), from the student's hidden states at (x_t, t)."""
     part = part.to(hidden.device)
-    f_s = part.target if isinstance(part.target, Tensor) else part.target.log_probs()
+    f_s = part.target if isinstance(part.target, Tensor) else send(part.target.log_probs(), hidden.device)
     f_t = student.head(hidden[part.index])
     return part.weight * part.divergence(target=f_s, student=f_t, pair=part.pair)
 
