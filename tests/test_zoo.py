@@ -14,7 +14,7 @@ from cdlm import zoo
 from cdlm.cli import demo
 from cdlm.cli.demo import DemoConfig, run_demo
 from cdlm.data import END
-from cdlm.methods import same_method
+from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
 from cdlm.sample.settings import Sampling, flags

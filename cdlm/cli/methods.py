@@ -92,7 +92,6 @@ def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> No
     from cdlm.methods import METHODS
     from cdlm.model.denoiser import Denoiser
     from cdlm.model.ema import frozen_copy
-    from cdlm.objective.loss import plain_loss
     from cdlm.rng import seeded
 
     device = pick_device(config.device)
@@ -118,7 +117,8 @@ def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> No
                 torch.cuda.synchronize()
             began = time.perf_counter()
             with autocast(device, config.dtype):
-                loss = plain_loss(objective, denoiser, target, x0, 0, seeded(config.seed, "step", batch=config.batch))
+                rng = seeded(config.seed, "step", batch=config.batch)
+                loss = objective.loss(denoiser, target, x0, 0, rng, plain=True)
             loss.total.backward()
             norm = torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
             optimizer.step()

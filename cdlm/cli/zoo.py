@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
 
 def show_zoo(console: Console) -> None:
     """The models that come with the package: what they are, how they write best, and where they lie."""
-    from cdlm.methods import method_name
+    from cdlm.methods.spec import method_name
     from cdlm.model import pretrained
 
     table = Table(title="Models that come with cdlm", show_lines=True)

@@ -19,7 +19,7 @@ from cdlm.data.toy import Moons
 from cdlm.devices import pick_device, weight_dtype
 from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
-from cdlm.methods import needs_trained_model, parse_method
+from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import full_posterior, heat
 from cdlm.model.architecture import SIZES
 from cdlm.model.denoiser import Denoiser

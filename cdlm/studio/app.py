@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdlm.eval.report.rows import control, gather, name, unconditional
 from cdlm.files import VERSION
-from cdlm.methods import method_name
+from cdlm.methods.spec import method_name
 from cdlm.studio.jobs import Desk, Full, Job
 from cdlm.studio.moons import moving_points
 from cdlm.studio.schema import Completion, Health, Infill, Limits, ModelCard, ModelList, Problem, Written

@@ -21,7 +21,8 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import TokenFile, open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, read_object, write_whole
-from cdlm.methods import Method, needs_trained_model, parse_method, same_method
+from cdlm.methods import Method
+from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.architecture import Architecture
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import describe, load, newest

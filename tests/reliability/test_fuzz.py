@@ -27,7 +27,8 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.results import read_rows, read_samples
 from cdlm.files import read_object
-from cdlm.methods import METHODS, parse_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method
 from cdlm.model.architecture import Architecture
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import LayoutError, load, save
