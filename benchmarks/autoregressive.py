@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.network import arguments, machine, network, timed
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
@@ -29,8 +29,8 @@ def main() -> None:
     options = parse()
     device, l, process = options.device, options.length, masked(options.vocab)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    shape = Architecture(options.hidden, options.blocks, max(1, options.hidden // 64))
-    print(f"{machine(device)}; {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}, {l} tokens\n")
+    shape = NetworkConfig(options.hidden, options.blocks, max(1, options.hidden // 64))
+    print(f"{machine(device)}; {shape.num_layers} x {shape.hidden_size}, vocabulary {options.vocab:,}, {l} tokens\n")
     print(f"{'model':<12}{'batch':>6}{'steps':>7}{'NFE':>9}{'seconds':>9}{'tokens/s':>12}{'GiB':>7}{'x AR':>8}")
     rows: list[dict] = []
     for b in options.batches:

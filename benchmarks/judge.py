@@ -13,7 +13,7 @@ import torch
 from benchmarks.network import arguments, machine, network, timed
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.eval.scorer import open_judge
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.pretrained import save
 from cdlm.rng import seeded
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process
 
@@ -30,7 +30,7 @@ def arguments(about: str | None) -> tuple[argparse.ArgumentParser, bool]:
     return parser, gpu
 
 
-def network(shape: Architecture, process: Process | None, vocab: int, device: str, dtype: torch.dtype) -> Denoiser:
+def network(shape: NetworkConfig, process: Process | None, vocab: int, device: str, dtype: torch.dtype) -> Denoiser:
     """Random weights, with a head sharp enough that tokens differ in probability as those of text do."""
     torch.manual_seed(0)
     denoiser = Denoiser(dataclasses.replace(shape, causal=process is None), process, vocab).eval().requires_grad_(False)

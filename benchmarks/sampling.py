@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.network import arguments, machine, network, timed
 from cdlm.metrics.diversity import entropy
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.compile import accelerate
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
@@ -34,7 +34,7 @@ def main() -> None:
     options = parse()
     device, b, l = options.device, options.batch, options.length
     process = (masked if options.process == "masked" else uniform)(options.vocab)
-    shape = Architecture(
+    shape = NetworkConfig(
         options.hidden, options.blocks, max(1, options.hidden // 64), time_conditioning=process.name == "uniform"
     )
     grid = uniform_grid(options.steps)
@@ -56,7 +56,7 @@ def main() -> None:
             x, drawing = process.start(l, rng, device), Drawing(compiled=compiled)
             return last(ancestral(fast if compiled else plain, process, x, grid, rng, drawing))
 
-    print(f"{machine(device)}; {options.process}, {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}")
+    print(f"{machine(device)}; {options.process}, {shape.num_layers} x {shape.hidden_size}, vocabulary {options.vocab:,}")
     print(f"{b} texts of {l} tokens in {options.steps} steps, median of {options.repeats}\n")
     print(f"{'sampler':<34}{'seconds':>9}{'tokens/s':>12}{'NFE':>7}{'GiB':>7}{'entropy':>16}")
     rows = [row("reference", reference, options)]

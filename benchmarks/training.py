@@ -21,14 +21,14 @@ from torch import Tensor
 from benchmarks.network import arguments, machine, timed
 from cdlm.devices import autocast
 from cdlm.methods import METHODS, Method
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.objective import Objective
 from cdlm.objective.loss import Loss, split, stack
 from cdlm.objective.target import Network
 from cdlm.rng import Rng, seeded
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.step import Learner, learner, take_step
 from cdlm.types import Tokens
@@ -160,11 +160,11 @@ def build(name: str, column: str, batch: int, chosen: argparse.Namespace) -> Lea
     process = method.default_process(chosen.vocab)
     causal = method.process == "none"
     size = {768: SIZES["110m"], 64: SIZES["tiny"]}.get(chosen.hidden, SIZES["small"])
-    shape: Architecture = dataclasses.replace(
-        size, hidden=chosen.hidden, blocks=chosen.blocks, causal=causal, time_conditioning=method.time_conditioning
+    shape: NetworkConfig = dataclasses.replace(
+        size, hidden_size=chosen.hidden, num_layers=chosen.blocks, causal=causal, time_conditioning=method.time_conditioning
     )
     dtype: Any = "bfloat16" if chosen.device == "cuda" else "float32"
-    config = RunConfig(name, network=shape, steps=1000, batch=batch, length=chosen.length, dtype=dtype,
+    config = TrainConfig(name, network=shape, steps=1000, batch_size=batch, seq_length=chosen.length, dtype=dtype,
                        init_from="teacher" if method.starts_from else None,  # type: ignore[arg-type]
                        compile=chosen.device == "cuda" and column != "plain")  # fmt: skip
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def tokens(batch: int, chosen: argparse.Namespace) -> Tokens:
 def loss_of(state: Learner, data: Tokens, chosen: argparse.Namespace) -> Tensor:
     """The loss of one batch without dropout, for comparison. Weights have moved apart by now: build them anew."""
     torch.manual_seed(0)
-    fresh = Denoiser(state.denoiser.shape, state.denoiser.process, vocab=chosen.vocab).to(chosen.device).eval()
+    fresh = Denoiser(state.denoiser.config, state.denoiser.process, vocab=chosen.vocab).to(chosen.device).eval()
     target = frozen_copy(fresh) if state.objective.network else None
     for parameter in fresh.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
@@ -227,7 +227,7 @@ def shares(state: Learner, data: Tokens, seconds: float, chosen: argparse.Namesp
 
 def work(state: Learner, row: dict[str, Any], chosen: argparse.Namespace) -> float:
     """Arithmetic of a step: what the method asks for, however it is computed."""
-    shape, n = state.denoiser.shape, row["batch"] * row["length"]
+    shape, n = state.denoiser.config, row["batch"] * row["length"]
     block = 12 * shape.hidden**2 * shape.blocks
     attention = 2 * shape.blocks * row["length"] * shape.hidden * (0.5 if shape.causal else 1.0)
     noisy = 0.5 if state.denoiser.process is not None and state.denoiser.process.name == "masked" else 1.0

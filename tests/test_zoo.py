@@ -75,7 +75,7 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
         recipe = RECIPES[f"zoo-{row}"].config
         assert same_method(trained["method"], recipe.method)
         assert trained["steps"] == recipe.steps
-        assert (trained["batch"], trained["length"]) == (recipe.batch, recipe.length)
+        assert (trained["batch"], trained["length"]) == (recipe.batch_size, recipe.seq_length)
 
 
 @pytest.mark.parametrize("name", NAMES)

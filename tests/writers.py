@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 import cdlm
 from cdlm.data import END
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import masked, uniform
@@ -41,7 +41,7 @@ def write_model(
     v = vocab or words.vocab_size
     process = {"masked": masked, "uniform": uniform}[kind](v) if kind != "causal" else None
     torch.manual_seed(1)
-    shape = Architecture(16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None, tied=tied)
+    shape = NetworkConfig(16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None, tie_embeddings=tied)
     denoiser = Denoiser(shape, process, None if process else v)
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)

@@ -139,7 +139,7 @@ class Network:
             x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
             alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
         hidden = network.features(x_s, alpha_s)
-        blank = (hidden[-1, :1] if network.blind else hidden[-1]) if self.guidance else None
+        blank = (hidden[-1, :1] if network.position_invariant else hidden[-1]) if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         at = place.to(dense.device)[dense // l] * l + dense % l
         at = send(at, hidden.device)

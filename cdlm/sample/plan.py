@@ -170,7 +170,7 @@ def moving(process: Process, x: Tokens, given: Bool[Tensor, "b l"] | None) -> Bo
 
 def is_blank(predict: Predictor, process: Process, x: Tokens) -> bool:
     """Whether one position speaks for all: rotary attention mixes the equal values of masks into the same value."""
-    return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    return isinstance(predict, Denoiser) and predict.position_invariant and bool((x == process.vocab).all())
 
 
 @torch.no_grad()

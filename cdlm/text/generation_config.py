@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cdlm.files import rename_keys
 from cdlm.model.pretrained import LayoutError
 from cdlm.sample.settings import sampling_of
 
@@ -12,13 +13,13 @@ def about_text(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     if "text" not in config:
         return {"length": _peers_length(config)}
     text = config["text"]
-    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool, "padded": bool}
-    if not isinstance(text, dict) or "length" not in text:
-        raise LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
+    kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
+    if not isinstance(text, dict) or "max_length" not in text:
+        raise LayoutError(f'{folder / "config.json"} has no "max_length" in its "text": it is damaged')
     for name, value in text.items():
-        if type(value) is not kinds.get(name) or (name == "length" and text["length"] < 0):
+        if type(value) is not kinds.get(name) or (name == "max_length" and text["max_length"] < 0):
             raise LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
-    return text
+    return rename_keys(text, {"max_length": "length", "bos_framed": "framed", "eos_padded": "padded"})
 
 
 def own_settings(config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

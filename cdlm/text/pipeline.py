@@ -25,7 +25,6 @@ from torch import Tensor
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.files import read_object
 from cdlm.hub import folder_of, write_folder
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
@@ -149,8 +148,13 @@ class Model:
         """
         if self.folder is None:
             raise ValueError(f"{self.name} was not loaded from a folder: there is no tokenizer to write beside it")
-        text = {"length": self.length, "posterior": self.posterior, "framed": self.framed, "padded": self.padded}
-        about = {"text": text, "trained": self.trained} | ({"sampling": self.own} if self.own else {})
+        text = {
+            "max_length": self.length,
+            "posterior": self.posterior,
+            "bos_framed": self.framed,
+            "eos_padded": self.padded,
+        }
+        about = {"text": text, "training": self.trained} | ({"sampling": self.own} if self.own else {})
         out = write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the folder
@@ -344,8 +348,8 @@ def load(
     source = zoo.HERE / zoo.BEST if source is None else source
     folder = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
-    denoiser = pretrained.load(folder, chosen)
-    config = read_object(folder / "config.json")
+    config = pretrained.read_model_config(folder)
+    denoiser = pretrained.load(folder, chosen, config)
     if dtype == "auto":
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
@@ -361,7 +365,7 @@ def load(
     name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
     if (folder / "state.json").is_file():
         name = f"{folder.parent.name}/{folder.name}"
-    trained = config.get("trained") or {}
+    trained = config.get("training") or {}
     own = own_settings(config, folder)
     return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, own=own, **about)
 

@@ -20,7 +20,7 @@ MEASURED = {
 
 
 def step(name: str, **changes: object):
-    return dataclasses.replace(RECIPES[name].config, batch=64, **changes)
+    return dataclasses.replace(RECIPES[name].config, batch_size=64, **changes)
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused() -> None:
         estimate(RECIPES["mcdlm"].config, 3)
     with pytest.raises(ValueError, match="do not divide into micro-batches of 3"):
         estimate(RECIPES["mcdlm"].config, 1, "h200", 3)
-    huge = dataclasses.replace(RECIPES["mdlm"].config.network, hidden=12_288, blocks=96, heads=96)
+    huge = dataclasses.replace(RECIPES["mdlm"].config.network, hidden_size=12_288, num_layers=96, num_heads=96)
     with pytest.raises(ValueError, match="not even one sequence fits"):
         estimate(dataclasses.replace(RECIPES["mdlm"].config, network=huge))
     with pytest.raises(ValueError, match="at least 1"):

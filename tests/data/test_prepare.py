@@ -172,7 +172,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 def test_the_summary_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.txt").write_text("some text")
-    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=5000)
+    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=5, valid_fraction=0.0, train_vocab_size=5000)
     prepare(config, Console(width=120))
     shown = capsys.readouterr().out
     for part in ("encoding", "trained tokenizer", "characters a token", "wrote"):
@@ -185,7 +185,7 @@ def test_a_vocabulary_smaller_than_asked_for_is_said(
 ) -> None:
     (tmp_path / "x.txt").write_text("some text and some text and more")
     config = PrepareConfig(
-        (str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=asked
+        (str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=5, valid_fraction=0.0, train_vocab_size=asked
     )
     meta = prepare(config, Console(width=160))
     said = f"the vocabulary has {meta.vocab:,} tokens, not the 5,000 of --train-vocab" in capsys.readouterr().out

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     """26 documents, each a block of 10 ids: a letter seven times, the end of text, and the frame; 2 for validation."""
     text = "\n<|endoftext|>\n".join(letter * 7 for letter in "abcdefghijklmnopqrstuvwxyz")
     (tmp_path / "x.txt").write_text(text)
-    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", length=10, valid_documents=2)
+    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=10, valid_documents=2)
     prepare(config, Console(quiet=True))
     return tmp_path / "tokens"
 

@@ -279,12 +279,12 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     from cdlm.cli.sample import SampleConfig
     from cdlm.data.config import PrepareConfig
     from cdlm.eval.config import EvalConfig, MoonsConfig, ReportConfig
-    from cdlm.model.architecture import Architecture
+    from cdlm.model.config import NetworkConfig
     from cdlm.studio.config import StudioConfig
-    from cdlm.train.config import RunConfig
+    from cdlm.train.config import TrainConfig
 
     kinds: dict[str, type] = {
-        "train": RunConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
+        "train": TrainConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
         "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
         "studio": StudioConfig, "sample": SampleConfig,
     }  # fmt: skip
@@ -293,7 +293,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
             assert command in COMMANDS, line
             fields = dataclasses.fields(kinds[command]) if command in kinds else ()
             names = {field.name.replace("_", "-") for field in fields}
-            more = {f"network.{field.name.replace('_', '-')}" for field in dataclasses.fields(Architecture)}
+            more = {f"network.{field.name.replace('_', '-')}" for field in dataclasses.fields(NetworkConfig)}
             known = names | {"help"} | ({"resume"} | more if command == "train" else set())
             for flag in re.findall(r"(?:^|\s)--(?:no-)?([\w.-]+)", rest):
                 assert flag in known, f"{line}: --{flag}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
@@ -78,10 +78,10 @@ def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tied: bool, tmp_path: Pa
 
     (tmp_path / "text.txt").write_text("the cat sees the sea and the sea sees the cat. " * 400)
     text = str(tmp_path / "text.txt")
-    prepare(PrepareConfig((text,), tmp_path / "tokens", packing="plain", length=32, valid=(text,)))
+    prepare(PrepareConfig((text,), tmp_path / "tokens", packing="plain", seq_length=32, valid=(text,)))
     config = dataclasses.replace(
         RECIPES["tiny-mcdlm"].config, data=tmp_path / "tokens", out=tmp_path / "run", device="cuda", dtype="bfloat16",
-        steps=60, length=32, save_every=30, samples=1, network=dataclasses.replace(SIZES["tiny"], tied=tied),
+        steps=60, seq_length=32, save_every=30, valid_samples=1, network=dataclasses.replace(SIZES["tiny"], tie_embeddings=tied),
     )  # fmt: skip
     last = train(config)
     assert last.name == "step-00000060"

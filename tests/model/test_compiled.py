@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import json, torch
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.dit import DiT
 
 torch.manual_seed(0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
@@ -281,7 +281,7 @@ def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_pa
 
 def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
     """Rebuilt from its documented layout: all ids in the head, conditioned on time, cond_dim 129."""
-    net = Denoiser(Architecture(hidden=32, blocks=2, heads=2, cond=129, time_conditioning=True), uniform(13)).eval()
+    net = Denoiser(NetworkConfig(hidden_size=32, num_layers=2, num_heads=2, cond_dim=129, time_conditioning=True), uniform(13)).eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     tensors = {**net.state_dict(), "backbone.rotary_emb.inv_freq": torch.zeros(8)}

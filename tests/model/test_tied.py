@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from cdlm.methods import METHODS
 from cdlm.model import compile as recording
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy, update
 from cdlm.model.pretrained import LayoutError, load, save
@@ -63,13 +63,13 @@ def test_the_fused_objective_adds_both_gradients(method):
     row = METHODS[method]
     process = row.default_process(V)
     shape = dataclasses.replace(
-        SIZES["tiny"], hidden=16, cond=8, time_conditioning=row.time_conditioning, causal=process is None, tied=True
+        SIZES["tiny"], hidden_size=16, cond_dim=8, time_conditioning=row.time_conditioning, causal=process is None, tie_embeddings=True
     )
     vocab = V if process is None else None
     net = Denoiser(shape, process, vocab).double()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    apart = Denoiser(dataclasses.replace(shape, tied=False), process, vocab).double()
+    apart = Denoiser(dataclasses.replace(shape, tie_embeddings=False), process, vocab).double()
     apart.load_state_dict({**net.state_dict(), HEAD: net.state_dict()[TABLE][:V]})
     x0, objective = torch.randint(V, (8, 12)), row(process, 100)
     totals = []
@@ -171,7 +171,7 @@ def test_the_average_moves_once(tiny):
 
 def test_the_first_prediction_is_nearly_uniform():
     torch.manual_seed(0)
-    shape = Architecture(hidden=384, blocks=1, heads=6, cond=16, tied=True)
+    shape = NetworkConfig(hidden_size=384, num_layers=1, num_heads=6, cond_dim=16, tie_embeddings=True)
     law = Denoiser(shape, masked(2000))(torch.full((1, 4), 2000), 1.0)[0, 0].detach()
     assert float(-(law.exp() * law).sum()) == pytest.approx(torch.tensor(2000.0).log().item(), abs=0.15)
 
@@ -192,7 +192,7 @@ def test_the_padded_head_of_a_fast_network_is_the_same(tiny, monkeypatch):
 def test_a_compiled_network_is_saved_without_its_copy_of_the_embeddings(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
-    network = Denoiser(dataclasses.replace(SIZES["tiny"], tied=True), masked(V)).requires_grad_(False)
+    network = Denoiser(dataclasses.replace(SIZES["tiny"], tie_embeddings=True), masked(V)).requires_grad_(False)
     x, before = torch.randint(V + 1, (2, 9)), network.count()
     law = network(x, 0.5)
     recording.accelerate(network)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.objective import fused
@@ -31,7 +31,7 @@ EVERY = {**DIVERGENCES, "reverse_kl, floor": functools.partial(reverse_kl, floor
 
 def nets(process, seed: int = 0, absolute: int = 0):
     torch.manual_seed(seed)
-    shape = dataclasses.replace(SIZES["tiny"], hidden=16, blocks=1, cond=8, time_conditioning=True, absolute=absolute)
+    shape = dataclasses.replace(SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, time_conditioning=True, position_embeddings=absolute)
     student = Denoiser(shape, process).double()
     for parameter in student.parameters():
         torch.nn.init.normal_(parameter, std=0.4)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import DiT
 from cdlm.model.pretrained import load
@@ -212,17 +212,17 @@ def count(module: torch.nn.Module) -> int:
 
 def test_parameters_of_the_dit():
     with torch.device("meta"):
-        assert count(DiT(Architecture(), 50_258, 50_258)) == 169_627_218
+        assert count(DiT(NetworkConfig(), 50_258, 50_258)) == 169_627_218
 
 
 def test_parameters_of_one_block():
     with torch.device("meta"):
-        assert count(DiT(Architecture(blocks=1), 50_258, 50_258).blocks[0]) == 7_677_696
+        assert count(DiT(NetworkConfig(num_layers=1), 50_258, 50_258).blocks[0]) == 7_677_696
 
 
 def test_parameters_of_the_autoregressive_network():
     with torch.device("meta"):
-        assert count(DiT(Architecture(causal=True), 50_258, 50_258)) == 162_246_482
+        assert count(DiT(NetworkConfig(causal=True), 50_258, 50_258)) == 162_246_482
 
 
 def test_parameters_of_our_denoiser():

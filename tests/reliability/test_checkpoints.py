@@ -22,7 +22,7 @@ from cdlm.model import pretrained
 from cdlm.model.pretrained import LayoutError, load
 from cdlm.train import checkpoint
 from cdlm.train.checkpoint import Checkpoint, DamageError
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command, in_child
@@ -101,7 +101,7 @@ def test_death_at_every_touch_of_the_disk(cut: str, run: Path, tmp_path: Path, t
     tried(f"{fault} at each touch of the disk in writing a checkpoint", trials, "nothing finished is lost")
 
 
-def killed_and_resumed(config: RunConfig, whole: Path, number: int) -> None:
+def killed_and_resumed(config: TrainConfig, whole: Path, number: int) -> None:
     """A real run that dies at a touch of the disk, then goes on: it ends with the bits of one that did not."""
 
     def work() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cdlm.train import checkpoint, distributed, loop
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.log import read_metrics
 from cdlm.train.loop import train
 from cdlm.train.step import Learner
@@ -32,7 +32,7 @@ PLACES = (
 
 def poison(state: Learner, where: str, value: float) -> None:
     """Put a number that is none into one place of the networks."""
-    network = {"online": state.denoiser, "target": state.target, "averaged": state.average}.get(where.split()[0])
+    network = {"online": state.denoiser, "target": state.target, "averaged": state.ema}.get(where.split()[0])
     first = next(state.denoiser.parameters())
     if where.endswith("weights"):
         next(network.parameters()).data.flatten()[3] = value
@@ -110,7 +110,7 @@ def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:
 
     def collapsing(state: Learner, batches, step: int):
         found = real(state, batches, step)
-        state.average.backbone.output_layer.linear.bias.data[97] = 1e4
+        state.ema.backbone.output_layer.linear.bias.data[97] = 1e4
         return found
 
     monkeypatch.setattr(loop, "take_step", collapsing)
@@ -152,7 +152,7 @@ def test_other_errors_are_not_hidden(recipe, monkeypatch) -> None:
         train(recipe())
 
 
-def two(config: RunConfig, path: Path, accident: Callable[[int, int], None]) -> tuple[list[Child], float]:
+def two(config: TrainConfig, path: Path, accident: Callable[[int, int], None]) -> tuple[list[Child], float]:
     """Two processes of one run on this machine; the accident is called before every step."""
     path.write_text(json.dumps(to_json(dataclasses.replace(config, parallel="ddp"))))
     with socket.socket() as free:

@@ -180,13 +180,13 @@ def test_one_masked_position_speaks_for_all(sampler, conditioned: bool, monkeypa
     """The first pass over a blank runs on a single position, and draws what the whole text would have."""
     process = masked(7)
     net, x, rng = tiny(process, time_conditioning=conditioned), torch.full((16, 12), 7), seeded(2, batch=16)
-    assert net.blind
+    assert net.position_invariant
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         short = text(sampler(net, process, x, rng))
         assert watch.widths[0] == 1
         assert set(watch.widths[1:]) == {12}
-    monkeypatch.setattr(Denoiser, "blind", False)
+    monkeypatch.setattr(Denoiser, "position_invariant", False)
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         assert torch.equal(text(sampler(net, process, x, rng)), short)

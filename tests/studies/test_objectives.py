@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS, parse_method, same_method
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.rng import seeded

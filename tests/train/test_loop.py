@@ -18,12 +18,12 @@ from cdlm.files import alone_in
 from cdlm.methods import METHODS, parse_method
 from cdlm.metrics.likelihood import nelbo
 from cdlm.model import pretrained
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.process import uniform
 from cdlm.train import checkpoint, loop, validation
-from cdlm.train.config import RunConfig, from_json, read_config, to_json
+from cdlm.train.config import TrainConfig, from_json, read_config, to_json
 from cdlm.train.distributed import World
 from cdlm.train.log import read_metrics
 from cdlm.train.loop import check, train
@@ -225,7 +225,7 @@ def test_a_public_mdlm_checkpoint_can_be_distilled(peers: Path, corpus: Path, re
 )
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(RunConfig(**changes))
+        check(TrainConfig(**changes))
 
 
 def test_missing_data_is_refused(recipe, tmp_path: Path) -> None:
@@ -367,14 +367,14 @@ def test_choices_that_cannot_be_meant_are_refused(spec: str, message: str) -> No
 @pytest.mark.parametrize("field", [{"heads": 0}, {"blocks": 0}, {"hidden": 0}, {"dropout": 1.0}, {"absolute": -1}])
 def test_networks_that_cannot_be_built_are_refused(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Architecture(**field)
+        NetworkConfig(**field)
 
 
 def test_data_without_a_valid_split_trains_without_validation(
     recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat sees fish. " * 40)
-    prepare(PrepareConfig((str(tmp_path / "text.txt"),), tmp_path / "tokens", length=32, valid_share=0))
+    prepare(PrepareConfig((str(tmp_path / "text.txt"),), tmp_path / "tokens", seq_length=32, valid_fraction=0))
     config = recipe("mcdlm", data=tmp_path / "tokens", steps=4, valid_every=2, samples=1)
     assert train(config).name == "step-00000004"
     assert "no validation" in capsys.readouterr().out
@@ -402,4 +402,4 @@ def test_validation_does_not_depend_on_the_number_of_processes(
         validation.validate(dataclasses.replace(state, world=World(rank, size)), method, valid, 0)
     sums, count = torch.stack(found).sum(0)
     assert count == valid.blocks(config.length)
-    assert float(sums / count) == pytest.approx(nelbo(state.average, batches, config.seed), rel=1e-6)
+    assert float(sums / count) == pytest.approx(nelbo(state.ema, batches, config.seed), rel=1e-6)

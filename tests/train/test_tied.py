@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from cdlm.files import digest, sealed
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.train import checkpoint, loop
-from cdlm.train.config import RunConfig, migrate, to_json
+from cdlm.train.config import TrainConfig, migrate, to_json
 from cdlm.train.loop import train
 
 from .test_parallel import assert_close, run_in_two
 from .test_resume import assert_same_bits
 
-TIED = dataclasses.replace(SIZES["tiny"], tied=True)
+TIED = dataclasses.replace(SIZES["tiny"], tie_embeddings=True)
 
 
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
@@ -27,7 +27,7 @@ def test_two_processes_equal_one(parallel: str, recipe, tmp_path: Path) -> None:
     assert_close(alone, run_in_two(two, tmp_path / "two.json"))
 
 
-def stopped_at(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     real = loop.take_step
 
     def breaks(state, batches, now):
@@ -64,24 +64,24 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
 
 
 def test_settings_are_completed_with_defaults() -> None:
-    now = to_json(RunConfig())
+    now = to_json(TrainConfig())
     old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tied"}}
     assert migrate(old) == now
     with pytest.raises(ValueError, match="'network' takes an object"):
         migrate({"network": "nonsense"})
 
 
-@pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(RunConfig())["network"], "depth": 3}}])
+@pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(TrainConfig())["network"], "depth": 3}}])
 def test_settings_of_no_version_are_errors(values: dict[str, object]) -> None:
     """Resuming never drops a setting that it does not know, and never takes today's default in its place."""
-    now = to_json(RunConfig())
+    now = to_json(TrainConfig())
     with pytest.raises(ValueError, match="unknown setting"):
         migrate({**now, **values})
 
 
 def test_settings_that_every_version_had_must_be_there() -> None:
     """A checkpoint without its learning rate does not get today's default."""
-    now = to_json(RunConfig())
+    now = to_json(TrainConfig())
     with pytest.raises(ValueError, match="settings are missing: lr"):
         migrate({name: value for name, value in now.items() if name != "lr"})
 
