@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.network import arguments, machine, network, timed
-from cdlm.model.config import NetworkConfig
 from cdlm.model.compile import accelerate
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded

@@ -112,7 +112,9 @@ def estimate(
     """The cost of a run; a layout that does not fit is refused."""
     rate, bandwidth, room = GPUS[gpu]
     if config.batch_size % gpus:
-        raise ValueError(f"a batch of {config.batch_size} sequences does not divide among {gpus} GPUs; use a divisor of it")
+        raise ValueError(
+            f"a batch of {config.batch_size} sequences does not divide among {gpus} GPUs; use a divisor of it"
+        )
     own = config.batch_size // gpus
     method, choices = parse_method(config.method)
     vocab = vocab or (50_257 if config.seq_length >= 1024 else 16_384)

@@ -64,7 +64,9 @@ def measure(varied: str, options: argparse.Namespace) -> dict[str, Any]:
     row = {"length": l, "vocab": v, "batch": b, "seconds": seconds, "tokens_per_second": b * l / seconds, "gib": gib}
     line = f"{varied:<8}{l:>8}{v:>9,}{b:>7}{seconds:>10.4f}{b * l / seconds:>11,.0f}{gib:>7.1f}"
     if gpu:
-        run = dataclasses.replace(RECIPES[options.method].config, batch_size=b, seq_length=l, network=state.config.network)
+        run = dataclasses.replace(
+            RECIPES[options.method].config, batch_size=b, seq_length=l, network=state.config.network
+        )
         found = estimate(run, micro=b, vocab=v)
         row |= {"model_seconds": found.seconds, "model_gib": found.gib}
         line += f"{found.seconds:>11.4f}{found.gib:>7.1f}"

@@ -36,7 +36,7 @@ def main() -> None:
         save(judged, folder)
         Tokenizer.load("bytes").save(Path(folder))
         config = json.loads((Path(folder) / "config.json").read_text())
-        (Path(folder) / "config.json").write_text(json.dumps({**config, "text": {"length": chosen.length}}))
+        (Path(folder) / "config.json").write_text(json.dumps({**config, "text": {"max_length": chosen.length}}))
         judge = open_judge(folder, chosen.device)
     plain_net = judged.to(chosen.device)
 

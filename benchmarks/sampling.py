@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.network import arguments, machine, network, timed
 from cdlm.metrics.diversity import entropy
-from cdlm.model.config import NetworkConfig
 from cdlm.model.compile import accelerate
+from cdlm.model.config import NetworkConfig
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
@@ -56,7 +56,9 @@ def main() -> None:
             x, drawing = process.start(l, rng, device), Drawing(compiled=compiled)
             return last(ancestral(fast if compiled else plain, process, x, grid, rng, drawing))
 
-    print(f"{machine(device)}; {options.process}, {shape.num_layers} x {shape.hidden_size}, vocabulary {options.vocab:,}")
+    print(
+        f"{machine(device)}; {options.process}, {shape.num_layers} x {shape.hidden_size}, vocabulary {options.vocab:,}"
+    )
     print(f"{b} texts of {l} tokens in {options.steps} steps, median of {options.repeats}\n")
     print(f"{'sampler':<34}{'seconds':>9}{'tokens/s':>12}{'NFE':>7}{'GiB':>7}{'entropy':>16}")
     rows = [row("reference", reference, options)]

@@ -161,7 +161,11 @@ def build(name: str, column: str, batch: int, chosen: argparse.Namespace) -> Lea
     causal = method.process == "none"
     size = {768: SIZES["110m"], 64: SIZES["tiny"]}.get(chosen.hidden, SIZES["small"])
     shape: NetworkConfig = dataclasses.replace(
-        size, hidden_size=chosen.hidden, num_layers=chosen.blocks, causal=causal, time_conditioning=method.time_conditioning
+        size,
+        hidden_size=chosen.hidden,
+        num_layers=chosen.blocks,
+        causal=causal,
+        time_conditioning=method.time_conditioning,
     )
     dtype: Any = "bfloat16" if chosen.device == "cuda" else "float32"
     config = TrainConfig(name, network=shape, steps=1000, batch_size=batch, seq_length=chosen.length, dtype=dtype,

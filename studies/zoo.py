@@ -1,6 +1,6 @@
 """The models that come with the package: trained, made into folders, and measured.
 
-    cdlm prepare train.txt --valid valid.txt --train-vocab 8192 --length 256 --packing sentences --out tokens
+    cdlm prepare train.txt --valid valid.txt --train-vocab-size 8192 --seq-length 256 --packing sentences --out tokens
     python -m studies.zoo train --data tokens
     python -m studies.zoo export --models models
     python -m studies.zoo write --models models
@@ -45,7 +45,7 @@ FRESH, AGAIN = 1, "-fresh"
 """The seed of the texts that no setting was chosen by, and how their folders end."""
 PART = 15_000_000
 """Bytes of a file of weights, at most."""
-SMALL: dict[str, Any] = {"steps": 4, "batch": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
+SMALL: dict[str, Any] = {"steps": 4, "batch_size": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
 
 
 def settings(name: str, data: Path, runs: Path, small: bool = False) -> TrainConfig:

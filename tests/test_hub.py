@@ -24,8 +24,8 @@ from .writers import BPE, write_model
 def model(tmp_path: Path) -> Path:
     folder = write_model(tmp_path / "model", "masked", BPE, length=16, framed=True)
     config = json.loads((folder / "config.json").read_text())
-    trained = {"method": "mcdlm:kappa=0.2", "steps": 300, "batch": 16, "length": 16, "from": None}
-    (folder / "config.json").write_text(json.dumps({**config, "trained": trained}))
+    training = {"method": "mcdlm:kappa=0.2", "steps": 300, "batch_size": 16, "seq_length": 16, "from": None}
+    (folder / "config.json").write_text(json.dumps({**config, "training": training}))
     return folder
 
 

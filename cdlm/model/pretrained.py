@@ -221,7 +221,9 @@ def read_model_config(folder: str | Path) -> dict[str, Any]:
 
 def migrate_model_config(config: dict[str, Any]) -> dict[str, Any]:
     """Our config.json as version 2 writes it. Version 1 had other names; keys that neither defines stay as they are."""
-    if type(config["version"]) is not int or config["version"] > FORMAT:
+    if type(config["version"]) is not int:
+        raise LayoutError(f"config.json says that version is {config['version']!r}, which is not an integer")
+    if config["version"] > FORMAT:
         raise LayoutError(
             f"written by a newer version (format {config['version']}, this one reads {FORMAT}); upgrade cdlm"
         )

@@ -23,15 +23,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUICK = [
     "--steps",
     "6",
-    "--batch",
+    "--batch-size",
     "4",
     "--save-every",
     "3",
     "--log-every",
     "2",
-    "--samples",
+    "--valid-samples",
     "1",
-    "--sample-steps",
+    "--valid-sample-steps",
     "4",
 ]
 
@@ -43,7 +43,7 @@ def succeed(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_from_text_to_samples(work: Path) -> None:
     data, run = str(work / "data"), str(work / "run")
-    assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--length", "64", "--out", data))
+    assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--seq-length", "64", "--out", data))
     assert "NELBO" in succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK))
     resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
     assert "this run is complete" in resumed

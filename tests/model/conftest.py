@@ -15,7 +15,14 @@ VOCAB = 7
 @pytest.fixture
 def tiny() -> Callable[..., Denoiser]:
     def build(process: Process | None = None, *, seed: int = 0, fresh: bool = False, **shape) -> Denoiser:
-        sizes = {"hidden": 16, "blocks": 2, "heads": 2, "cond": 8, "dropout": 0.0, "causal": process is None}
+        sizes = {
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "cond_dim": 8,
+            "dropout": 0.0,
+            "causal": process is None,
+        }
         net = Denoiser(NetworkConfig(**{**sizes, **shape}), process, vocab=VOCAB if process is None else None)
         torch.manual_seed(seed)
         if not fresh:

@@ -202,7 +202,7 @@ def test_dropout_only_while_training(tiny):
 
 @pytest.mark.parametrize(("hidden", "heads"), [(10, 4), (12, 4), (6, 2)])
 def test_shapes_that_do_not_divide_are_refused(hidden, heads):
-    with pytest.raises(ValueError, match=f"hidden {hidden} must be an even multiple of heads {heads}"):
+    with pytest.raises(ValueError, match=f"hidden_size {hidden} must be an even multiple of num_heads {heads}"):
         NetworkConfig(hidden_size=hidden, num_heads=heads)
 
 

@@ -31,7 +31,9 @@ EVERY = {**DIVERGENCES, "reverse_kl, floor": functools.partial(reverse_kl, floor
 
 def nets(process, seed: int = 0, absolute: int = 0):
     torch.manual_seed(seed)
-    shape = dataclasses.replace(SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, time_conditioning=True, position_embeddings=absolute)
+    shape = dataclasses.replace(
+        SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, time_conditioning=True, position_embeddings=absolute
+    )
     student = Denoiser(shape, process).double()
     for parameter in student.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -149,9 +151,9 @@ def test_training_takes_the_same_course(name: str, monkeypatch) -> None:
         torch.manual_seed(0)
         causal = method.process == "none"
         changes = {
-            "hidden": 16,
-            "blocks": 1,
-            "cond": 8,
+            "hidden_size": 16,
+            "num_layers": 1,
+            "cond_dim": 8,
             "causal": causal,
             "time_conditioning": method.time_conditioning,
         }
@@ -183,7 +185,7 @@ def test_a_guided_and_sharpened_target(name, positions):
     """The fused gradient follows the law that the target says it has, and that law is f^((1 + g) / T) / b^(g / T); b is
     the mean law of a blank text over all its positions, which a network with learned ones can tell apart."""
     process, how = masked(V), Network(temperature=0.6, guidance=0.7)
-    student, target = nets(process, absolute=positions)
+    student, target = nets(process, position_embeddings=positions)
     t = torch.linspace(0.5, 0.95, B, dtype=torch.float64)
     pair = Bridge(process)(seeded(3, batch=B).integers(L, V), t / 2, t, seeded(3, batch=B))
     (_, (index, goal)) = how(pair, target)

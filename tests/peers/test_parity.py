@@ -124,7 +124,7 @@ def test_logits_of_the_public_layout(net, dit, level, stored):
 
 
 def test_time_conditioned_denoiser_sees_sigma_as_minus_log_alpha(net, dit):
-    told = Denoiser(dataclasses.replace(net.shape, time_conditioning=True), net.process).eval()
+    told = Denoiser(dataclasses.replace(net.config, time_conditioning=True), net.process).eval()
     told.load_state_dict(net.state_dict())
     with torch.no_grad():
         law = told.head(told.features(dit["x_t"], torch.exp(-dit["sigma"].double())))

@@ -120,7 +120,15 @@ def recipe(corpus: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
     def make(name: str = "mcdlm", **changes: object) -> TrainConfig:
         config = RECIPES[f"tiny-{name}"].config
         network = dataclasses.replace(config.network, hidden_size=16, num_layers=2, num_heads=2, cond_dim=8)
-        quick = {"steps": 6, "batch": 4, "length": 16, "log_every": 2, "valid_every": 0, "save_every": 2, "samples": 0}
+        quick = {
+            "steps": 6,
+            "batch_size": 4,
+            "seq_length": 16,
+            "log_every": 2,
+            "valid_every": 0,
+            "save_every": 2,
+            "valid_samples": 0,
+        }
         settings = {"data": corpus, "out": tmp_path / name, "network": network, "dtype": "float32", "device": "cpu"}
         return dataclasses.replace(config, **{**quick, **settings, "valid_batches": 1, **changes})
 

@@ -315,7 +315,7 @@ def test_a_model_with_a_changed_bit_is_not_opened(name: str, recipe, tried) -> N
 def test_a_run_goes_on_from_the_one_before_with_the_same_bits(recipe, whole: Path, tried) -> None:
     names = ("online.safetensors", "optimizer.safetensors", "config.json", "state.json")
     for name in names:
-        config = recipe(out=whole.parent.parent / name, keep=3)
+        config = recipe(out=whole.parent.parent / name, keep_checkpoints=3)
         train(config)
         (config.out / "step-00000006" / name).write_bytes(b"{}")
         end = in_child(lambda config=config: train(config, "auto"))

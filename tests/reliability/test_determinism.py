@@ -35,7 +35,14 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             config = RECIPES[f"tiny-{name}"].config
             network = dataclasses.replace(config.network, hidden_size=16, num_layers=2, num_heads=2, cond_dim=8)
             out = tmp_path_factory.mktemp(name) / "run"
-            quick = {"steps": 20, "batch": 8, "length": 16, "samples": 0, "valid_batches": 1, "dtype": "float32"}
+            quick = {
+                "steps": 20,
+                "batch_size": 8,
+                "seq_length": 16,
+                "valid_samples": 0,
+                "valid_batches": 1,
+                "dtype": "float32",
+            }
             train(dataclasses.replace(config, data=corpus, out=out, network=network, device="cpu", **quick))
             made[name] = out
         return made[name]

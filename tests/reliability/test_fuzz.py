@@ -233,7 +233,7 @@ def test_any_safetensors(work: Path, model: Path, seed: int) -> None:
 
 
 @quick
-@given(st.dictionaries(st.sampled_from(("version", "vocab", "process", "architecture", "format")), values, min_size=1))
+@given(st.dictionaries(st.sampled_from(("version", "vocab_size", "process", "network", "format")), values, min_size=1))
 def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
     folder = work / "spoilt2"
     if not folder.exists():
@@ -246,13 +246,13 @@ def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
 
 @quick
 @given(st.sampled_from(sorted(vars(NetworkConfig()))), scalars)
-@example("cond", 100_000)  # 40 GB, if it were built
+@example("cond_dim", 100_000)  # 40 GB, if it were built
 def test_any_architecture_of_a_model(work: Path, model: Path, field: str, value: object) -> None:
     folder = work / "spoilt3"
     if not folder.exists():
         shutil.copytree(model, folder)
     config = json.loads((model / "config.json").read_text())
-    config["architecture"][field] = value
+    config["network"][field] = value
     (folder / "config.json").write_text(json.dumps(config))
     with only_explained():
         load(folder)

@@ -217,7 +217,7 @@ def test_a_few_positions_of_a_long_text_are_all_that_is_computed(
 
 def test_a_network_that_knows_its_positions_is_not_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     process = masked(7)
-    net, x = tiny(process, absolute=12), torch.full((16, 12), 7)
+    net, x = tiny(process, position_embeddings=12), torch.full((16, 12), 7)
     law = net(x).exp().detach()
     assert float((law - law[:, :1]).abs().max()) > 0.01
     watch = watched(net, monkeypatch)

@@ -69,7 +69,14 @@ class Table(Denoiser):
 
 def tiny(process: Process | None, vocab: int = 7, seed: int = 0, **shape: int) -> Denoiser:
     """A network in double precision whose weights are random and large, so that it listens to what it sees."""
-    sizes = {"hidden": 16, "blocks": 2, "heads": 2, "cond": 8, "dropout": 0.0, "causal": process is None}
+    sizes = {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "cond_dim": 8,
+        "dropout": 0.0,
+        "causal": process is None,
+    }
     net = Denoiser(NetworkConfig(**{**sizes, **shape}), process, vocab if process is None else None).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():

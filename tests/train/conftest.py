@@ -45,7 +45,15 @@ def recipe(corpus: Path, tmp_path: Path):
 
     def make(name: str, **changes: object) -> TrainConfig:
         config = RECIPES[f"tiny-{name}"].config
-        quick = {"steps": 12, "batch": 8, "length": 32, "log_every": 4, "valid_every": 0, "save_every": 4, "samples": 0}
+        quick = {
+            "steps": 12,
+            "batch_size": 8,
+            "seq_length": 32,
+            "log_every": 4,
+            "valid_every": 0,
+            "save_every": 4,
+            "valid_samples": 0,
+        }
         base = {"init_from": changes.pop("init_from", None)} if config.init_from else {}
         settings = {"data": corpus, "out": tmp_path / name, **quick, **base, **changes}
         return dataclasses.replace(config, **settings)

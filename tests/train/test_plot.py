@@ -61,7 +61,7 @@ def test_lambda_is_drawn_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_drawn(recipe) -> None:
-    config = recipe("mcdlm", samples=1, valid_every=6)
+    config = recipe("mcdlm", valid_samples=1, valid_every=6)
     train(config)
     assert plot_run(config.out, config.out / "curves.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="is it the folder of a run"):

@@ -67,7 +67,7 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
     assert rates[61:] == pytest.approx([2.0 * (39 - k) / 40 for k in range(39)])
     held = dataclasses.replace(config, cooldown_ratio=0.0)
     assert [learning_rate(held, step) for step in range(10, 100)] == [2.0] * 90
-    with pytest.raises(ValueError, match="--cooldown shares of the run"):
+    with pytest.raises(ValueError, match="--cooldown-ratio is a fraction of the run"):
         dataclasses.replace(config, cooldown_ratio=1.5)
 
 
@@ -85,7 +85,14 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
     for name in ("zoo-base", "zoo-mcdlm-guided"):
         config = RECIPES[name].config
         network = dataclasses.replace(config.network, hidden_size=32, num_layers=2, num_heads=2, position_embeddings=32)
-        quick = {"batch": 16, "length": 32, "device": "cpu", "dtype": "float32", "compile": False, "lr": 1e-2}
+        quick = {
+            "batch_size": 16,
+            "seq_length": 32,
+            "device": "cpu",
+            "dtype": "float32",
+            "compile": False,
+            "learning_rate": 1e-2,
+        }
         start = runs[-1].out if runs else None
         place = {"data": tmp_path / "data", "out": tmp_path / name, "init_from": start}
         runs.append(dataclasses.replace(config, **place, **quick, network=network, steps=30, valid_samples=1))
@@ -93,6 +100,6 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
     run = runs[-1]
     model = cdlm.load(run.out, "cpu")
     assert model.framed
-    assert model.denoiser.shape.tied
+    assert model.denoiser.config.tie_embeddings
     written = model.sample(num=4, steps=32, seed=0)
     assert sum(text.tokens[0] == model.tokenizer.bos for text in written) >= 3

@@ -60,7 +60,7 @@ def finish_through_kills(config: TrainConfig, path: Path, kills: int, seed: int,
 
 
 def test_killed_twice_equals_uninterrupted(recipe, tmp_path: Path) -> None:
-    config = recipe("mcdlm", steps=100, log_every=2, save_every=5, valid_every=50, samples=1)
+    config = recipe("mcdlm", steps=100, log_every=2, save_every=5, valid_every=50, valid_samples=1)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"))
     finish_through_kills(config, write_config(config, tmp_path / "run.json"), kills=2, seed=1)
     assert_same_bits(whole, checkpoint.latest(config.out))

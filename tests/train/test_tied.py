@@ -56,7 +56,7 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
     stopped_at(6, config, monkeypatch)
     last = checkpoint.latest(config.out)
     model, state = (json.loads((last / name).read_text()) for name in ("config.json", "state.json"))
-    del model["architecture"]["tied"], state["run"]["network"]["tied"], state["seal"]
+    del model["network"]["tie_embeddings"], state["run"]["network"]["tie_embeddings"], state["seal"]
     (last / "config.json").write_text(json.dumps(model))
     state["files"]["config.json"] = digest(last / "config.json")
     (last / "state.json").write_text(json.dumps(sealed(state)))
@@ -65,7 +65,7 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
 
 def test_settings_are_completed_with_defaults() -> None:
     now = to_json(TrainConfig())
-    old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tied"}}
+    old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tie_embeddings"}}
     assert migrate(old) == now
     with pytest.raises(ValueError, match="'network' takes an object"):
         migrate({"network": "nonsense"})
@@ -82,8 +82,8 @@ def test_settings_of_no_version_are_errors(values: dict[str, object]) -> None:
 def test_settings_that_every_version_had_must_be_there() -> None:
     """A checkpoint without its learning rate does not get today's default."""
     now = to_json(TrainConfig())
-    with pytest.raises(ValueError, match="settings are missing: lr"):
-        migrate({name: value for name, value in now.items() if name != "lr"})
+    with pytest.raises(ValueError, match="settings are missing: learning_rate"):
+        migrate({name: value for name, value in now.items() if name != "learning_rate"})
 
 
 def test_another_kind_of_head_is_another_network(recipe, monkeypatch) -> None:
