@@ -30,7 +30,7 @@ from cdlm.train import checkpoint
 from cdlm.train.config import Resume, TrainConfig, migrate, to_json
 from cdlm.train.distributed import World, anyone, first_tells, join, leave, lost_contact
 from cdlm.train.log import announce, console_line, open_log, summarise
-from cdlm.train.prior import check_prior, make_process
+from cdlm.train.prior import check_prior, make_process, same_prior
 from cdlm.train.recipes import RECIPES
 from cdlm.train.step import Learner, learner, take_step
 from cdlm.train.validation import report, validate

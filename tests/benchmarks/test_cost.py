@@ -34,7 +34,7 @@ def test_measured_steps_come_out(name: str) -> None:
 @pytest.mark.parametrize(("length", "seconds"), [(256, 0.1481), (2048, 0.1803)])
 def test_measured_lengths_come_out(length: int, seconds: float) -> None:
     run = dataclasses.replace(step("mcdlm"), batch=65_536 // length, length=length)
-    found = estimate(run, micro=run.batch, vocab=50_257)
+    found = estimate(run, micro=run.batch_size, vocab=50_257)
     assert found.seconds == pytest.approx(seconds, rel=0.1)
     assert found.gib == pytest.approx(25.6, rel=0.05)
     assert estimate(run, vocab=1000).seconds < found.seconds

@@ -83,7 +83,7 @@ def test_meta_says_what_is_there(tmp_path: Path) -> None:
         assert hashlib.sha256(data).hexdigest() == split.sha256
         assert len(data) == 2 * split.tokens
     assert meta.sources == [{"name": str(tmp_path / "x.txt"), "bytes": (tmp_path / "x.txt").stat().st_size}]
-    assert meta.config["valid_share"] == 0.25
+    assert meta.config["valid_fraction"] == 0.25
     saved = json.loads((tmp_path / "tokens" / "meta.json").read_text())["config"]
     assert set(saved) == {field.name for field in dataclasses.fields(PrepareConfig)}
     assert Tokenizer.load(tmp_path / "tokens").encode("é") == [0xC3, 0xA9]

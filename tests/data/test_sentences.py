@@ -94,7 +94,7 @@ def test_prepared_blocks_are_framed_and_have_their_length(tmp_path: Path) -> Non
     folders = []
     for workers in (1, 3):
         folder = tmp_path / f"tokens{workers}"
-        settings = {"packing": "sentences", "length": 64, "valid_documents": 3, "workers": workers}
+        settings = {"packing": "sentences", "seq_length": 64, "valid_documents": 3, "workers": workers}
         prepare(PrepareConfig((str(tmp_path / "x.txt"),), folder, **settings), Console(quiet=True))
         folders.append(folder)
     one, other = ((folder / "train.bin").read_bytes() for folder in folders)

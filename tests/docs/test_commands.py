@@ -33,7 +33,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
 NEEDS = ("gpu", "hub", "cluster", "judge", "browser")
 
-QUICK = "--steps 6 --batch-size 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1 --valid-samples 1 --valid-sample-steps 2"
+QUICK = "--steps 6 --batch-size 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1"
+QUICK += " --valid-samples 1 --valid-sample-steps 2"
 SHORTER = [
     ("train tiny-*", QUICK),
     ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --seq-length 64"),

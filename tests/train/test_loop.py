@@ -119,7 +119,7 @@ def test_resume_with_other_settings_is_refused_unless_forced(recipe) -> None:
     config = recipe("mdlm", steps=8)
     train(config)
     changed = dataclasses.replace(config, learning_rate=1e-4, steps=12)
-    with pytest.raises(ValueError, match=r"lr: 0\.002 -> 0\.0001.*--resume force"):
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.002 -> 0\.0001.*--resume force"):
         train(changed, "auto")
     assert train(changed, "force").name == "step-00000012"
 
@@ -179,7 +179,7 @@ def test_init_from_must_fit(recipe, tmp_path: Path) -> None:
         train(
             recipe("udlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, time_conditioning=True))
         )
-    with pytest.raises(ValueError, match="does not fit: its architecture"):
+    with pytest.raises(ValueError, match="does not fit: its network"):
         train(recipe("mcdlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, num_layers=3)))
     with pytest.raises(ValueError, match="nowhere, which does not exist; train that run first, or name another"):
         train(recipe("mcdlm", init_from=tmp_path / "nowhere"))
@@ -214,12 +214,12 @@ def test_a_public_mdlm_checkpoint_can_be_distilled(peers: Path, corpus: Path, re
         ({"method": "mcdm"}, "choose from"),
         ({"method": "sdtt"}, "--init-from"),
         ({"method": "ar"}, "causal"),
-        ({"method": "udlm"}, "told the time"),
-        ({"batch_size": 10, "grad_accum_steps": 3}, "does not divide"),
+        ({"method": "udlm"}, "needs a time-conditioned network"),
+        ({"batch_size": 10, "grad_accum_steps": 3}, "is not divisible"),
         ({"steps": 0}, "at least 1"),
         ({"seq_length": 1}, "at least 2"),
         ({"learning_rate": 0.0}, "positive"),
-        ({"ema_decay": 1.0}, "decay in"),
+        ({"ema_decay": 1.0}, "ema-decay must be in"),
         ({"valid_every": -1}, "at least 0"),
     ],
 )
@@ -367,10 +367,18 @@ def test_choices_that_cannot_be_meant_are_refused(spec: str, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "field", [{"num_heads": 0}, {"num_layers": 0}, {"hidden_size": 0}, {"dropout": 1.0}, {"position_embeddings": -1}]
+    ("field", "message"),
+    [
+        ({"num_heads": 0}, r"num_heads must be at least 1 \(got 0\)"),
+        ({"num_layers": 0}, r"num_layers must be at least 1 \(got 0\)"),
+        ({"hidden_size": 0}, r"hidden_size must be at least 1 \(got 0\)"),
+        ({"cond_dim": 0}, r"cond_dim must be at least 1 \(got 0\)"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\) \(got 1.0\)"),
+        ({"position_embeddings": -1}, r"position_embeddings must be at least 0 \(got -1\)"),
+    ],
 )
-def test_networks_that_cannot_be_built_are_refused(field: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+def test_networks_that_cannot_be_built_are_refused(field: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         NetworkConfig(**field)
 
 
@@ -396,14 +404,14 @@ def test_validation_does_not_depend_on_the_number_of_processes(
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     valid = open_tokens(corpus, "valid")
-    batches = list(enumerate(valid.validation(config.batch, config.length)))
+    batches = list(enumerate(valid.validation(config.batch_size, config.seq_length)))
     assert 3 < len(batches) < 8
-    assert len(batches[-1][1]) < config.batch
+    assert len(batches[-1][1]) < config.batch_size
     found = []
     monkeypatch.setattr(validation, "mean", lambda values, world: found.append(values) or values)
     state = learner(config, network, objective, World())
     for rank in range(size):
         validation.validate(dataclasses.replace(state, world=World(rank, size)), method, valid, 0)
     sums, count = torch.stack(found).sum(0)
-    assert count == valid.blocks(config.length)
+    assert count == valid.blocks(config.seq_length)
     assert float(sums / count) == pytest.approx(nelbo(state.ema, batches, config.seed), rel=1e-6)

@@ -91,5 +91,5 @@ def test_another_optimiser_is_named_even_when_forced(recipe, tmp_path: Path) -> 
 
 
 def test_shards_are_refused() -> None:
-    with pytest.raises(ValueError, match="whole matrices"):
+    with pytest.raises(ValueError, match="full matrices"):
         TrainConfig("mdlm", optimizer="muon", parallel="fsdp")
