@@ -58,14 +58,18 @@ class CostConfig:
     """How many, each with its own replica of the network."""
     gpu: Literal["h200", "h100", "a100"] = "h200"
     """Which kind."""
-    micro: int | None = None
+    micro_batch_size: int | None = None
     """Sequences that a GPU computes at a time. [the most that fit]"""
-    vocab: int | None = None
+    vocab_size: int | None = None
     """Size of the vocabulary. [GPT-2's for texts of 1024 tokens, else 16,384]"""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or (self.micro is not None and self.micro < 1) or (self.vocab is not None and self.vocab < 2):
-            raise ValueError("--gpus and --micro must be at least 1, and --vocab at least 2")
+        if (
+            self.gpus < 1
+            or (self.micro_batch_size is not None and self.micro_batch_size < 1)
+            or (self.vocab_size is not None and self.vocab_size < 2)
+        ):
+            raise ValueError("--gpus and --micro-batch-size must be at least 1, and --vocab-size at least 2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +143,7 @@ def estimate(
     elif own % micro:
         raise ValueError(f"{own} sequences a GPU do not divide into micro-batches of {micro}")
     elif micro not in fitting:
-        most = f"use --micro {fitting[-1]}" if fitting else "nothing fits"
+        most = f"use --micro-batch-size {fitting[-1]}" if fitting else "nothing fits"
         raise ValueError(f"{micro} sequences need {memory(micro):.0f} GiB, and a {gpu} has {room:g}; {most}")
     work, tokens = _work(config, process, vocab), own * config.seq_length
     scale = GPUS["h200"][1] / bandwidth
@@ -195,7 +199,7 @@ def _work(config: TrainConfig, process: Process | None, vocab: int) -> _Work:
 
 def show_cost(config: CostConfig, run: TrainConfig, console: Console) -> None:
     """A table for people."""
-    found = estimate(run, config.gpus, config.gpu, config.micro, config.vocab)
+    found = estimate(run, config.gpus, config.gpu, config.micro_batch_size, config.vocab_size)
     table = Table(title=f"{config.recipe} on {config.gpus} x {config.gpu}", show_header=False)
     step = f"{found.seconds:.3f} s: trunk {found.trunk:.3f}, head {found.head:.3f}, waiting {found.waiting:.3f}"
     hours = found.days * 24

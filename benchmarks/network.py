@@ -22,9 +22,9 @@ def arguments(about: str | None) -> tuple[argparse.ArgumentParser, bool]:
     gpu = first.parse_known_args()[0].device == "cuda"
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=kind, parents=[first])
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--vocab-size", type=int, default=50257)
+    parser.add_argument("--hidden-size", type=int, default=768)
+    parser.add_argument("--num-layers", type=int, default=12)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--out", type=Path, help="write the table as JSON (and a plot, where there is one)")
     return parser, gpu

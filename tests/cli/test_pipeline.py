@@ -85,7 +85,7 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
         (["train"], "train takes a recipe"),
         (["train", "tiny-mcdm"], "did you mean"),
         (["train", "tiny"], "did you mean tiny-ar, tiny-mdlm, tiny-mcdlm,"),
-        (["train", "nowhere.json"], "there is no nowhere.json"),
+        (["train", "nowhere.json"], "nowhere.json does not exist"),
         (
             ["train", "tiny-mdlm", "--data", "nowhere"],
             "no folder nowhere; make it first, with: cdlm prepare FILE --out nowh",

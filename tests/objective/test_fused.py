@@ -29,10 +29,15 @@ PROCESSES = {
 EVERY = {**DIVERGENCES, "reverse_kl, floor": functools.partial(reverse_kl, floor=-3.0)}
 
 
-def nets(process, seed: int = 0, absolute: int = 0):
+def nets(process, seed: int = 0, position_embeddings: int = 0):
     torch.manual_seed(seed)
     shape = dataclasses.replace(
-        SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, time_conditioning=True, position_embeddings=absolute
+        SIZES["tiny"],
+        hidden_size=16,
+        num_layers=1,
+        cond_dim=8,
+        time_conditioning=True,
+        position_embeddings=position_embeddings,
     )
     student = Denoiser(shape, process).double()
     for parameter in student.parameters():
