@@ -60,6 +60,14 @@ def test_from_text_to_samples(work: Path) -> None:
     assert one["loss"] == two["loss"]
 
 
+def test_a_unigram_prior_from_text_to_samples(work: Path) -> None:
+    data, run = str(work / "data-unigram"), str(work / "unigram")
+    succeed(cdlm("prepare", str(work / "corpus.txt"), "--seq-length", "64", "--out", data))
+    told = succeed(cdlm("train", "tiny-udlm", "--prior", "unigram", "--data", data, "--out", run, *QUICK))
+    assert "prior: unigram" in told
+    assert "unigram/step-00000006: 2 texts" in succeed(cdlm("sample", run, "--steps", "4", "--num", "2"))
+
+
 def test_the_help_of_train_begins_with_what_there_is_to_train() -> None:
     head = succeed(cdlm("train", "--help"))[:500]
     assert "cdlm train RECIPE --data DIR" in head
@@ -91,6 +99,8 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
             "no folder nowhere; make it first, with: cdlm prepare FILE --out nowh",
         ),
         (["train", "tiny-mdlm", "--metod", "ar"], "--method"),
+        (["train", "tiny-mdlm", "--prior", "mask"], "--prior must be auto, masked, uniform, unigram or mixed:M"),
+        (["train", "tiny-mdlm", "--prior", "unigram"], "MDLM needs a masked process"),
         (["train", "tiny-mdlm", "--method", "sdtt"], "--init-from"),
         (["plot", "nowhere"], "there is no recipe"),
         (["plot", "docs"], "not the folder of a run"),

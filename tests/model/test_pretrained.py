@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import cdlm
+from cdlm.model import pretrained
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load, migrate_model_config, read_model_config, save
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 
 V = 7
@@ -94,6 +97,45 @@ def test_config_is_plain_json_that_says_what_it_is(folder):
     assert config["vocab_size"] == V
     assert config["process"]["name"] == "masked"
     assert config["network"]["hidden_size"] == 16
+
+
+FEF84F3 = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "final"
+
+
+def test_a_config_of_version_1_is_read_as_version_2():
+    """Each value under its present name, in the history of the training as well."""
+    assert json.loads((FEF84F3 / "mcdlm-guided" / "config.json").read_text())["version"] == 1
+    config = read_model_config(FEF84F3 / "mcdlm-guided")
+    assert config == migrate_model_config(config)
+    assert config["version"] == 2
+    assert config["vocab_size"] == 257
+    assert config["process"] == {"name": "masked", "noise_schedule": "log-linear", "eps": 0.001}
+    assert NetworkConfig(**config["network"]).hidden_size == 8
+    assert config["text"] == {"max_length": 16, "posterior": "plug-in", "bos_framed": True, "eos_padded": False}
+    training = config["training"]
+    assert training["method"].startswith("mcdlm")
+    assert (training["batch_size"], training["seq_length"]) == (8, 16)
+    assert training["from"] == {"method": "mdlm", "steps": 12, "batch_size": 8, "seq_length": 16, "from": None}
+    assert config.keys() == {"format", "version", "vocab_size", "process", "network", "text", "training"}
+
+
+def test_our_own_config_needs_no_migration(folder):
+    assert read_model_config(folder) == json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("version", ["2", 1.5, True, [2]])
+def test_a_version_that_is_no_number_is_named(folder, version):
+    spoil_config(folder, version=version)
+    with pytest.raises(LayoutError, match=r"version is .*, which is not an integer"):
+        load(folder)
+
+
+def test_config_is_read_once_per_load(monkeypatch):
+    read = []
+    real = pretrained.read_object
+    monkeypatch.setattr(pretrained, "read_object", lambda path: read.append(path.name) or real(path))
+    cdlm.load("mdlm", "cpu", "float32")
+    assert read.count("config.json") == 1
 
 
 def test_public_checkpoint_without_its_mask_row(peers):

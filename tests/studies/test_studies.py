@@ -238,7 +238,7 @@ def test_the_recipe_of_the_best_trial_is_what_was_run() -> None:
     place = Place(Path("d"), Path("t"), Path("o"), Path("s"), Path("j"), FULL, 4, "auto", small=False)
     row, recipe = search.rows(Path())[search.BEST], RECIPES["small-mcdlm-guided"].config
     tried = settings(row, place, Path("x"), row.share)
-    own = {"data", "out", "init_from", "log_every", "valid_every", "samples", "save_every", "keep"}
+    own = {"data", "out", "init_from", "log_every", "valid_every", "valid_samples", "save_every", "keep_checkpoints"}
     for field in dataclasses.fields(tried):
         if field.name not in own:
             assert getattr(recipe, field.name) == getattr(tried, field.name), field.name

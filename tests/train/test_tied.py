@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cdlm.files import digest, sealed
-from cdlm.model.config import SIZES
+from cdlm.model.config import RENAMED_NETWORK, SIZES
 from cdlm.train import checkpoint, loop
-from cdlm.train.config import TrainConfig, migrate, to_json
+from cdlm.train.config import RENAMED, TrainConfig, migrate, read_config, to_json
 from cdlm.train.loop import train
 
 from .test_parallel import assert_close, run_in_two
@@ -69,6 +69,29 @@ def test_settings_are_completed_with_defaults() -> None:
     assert migrate(old) == now
     with pytest.raises(ValueError, match="'network' takes an object"):
         migrate({"network": "nonsense"})
+
+
+def test_settings_of_an_earlier_version_have_the_present_names() -> None:
+    """Every setting of fef84f3 arrives with its value, on both ways in."""
+    path = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "trained" / "mdlm" / "run.json"
+    before = json.loads(path.read_text())
+    after = migrate(before)
+    assert after == to_json(read_config(path))
+    network = before.pop("network")
+    assert {RENAMED.get(name, name): value for name, value in before.items()} == {
+        name: value for name, value in after.items() if name not in ("network", "prior")
+    }
+    assert {RENAMED_NETWORK.get(name, name): value for name, value in network.items()} == after["network"]
+    assert after["prior"] == "auto"
+    assert not (RENAMED.keys() & after.keys())
+    assert not (RENAMED_NETWORK.keys() & after["network"].keys())
+    assert set(RENAMED.values()) <= after.keys()
+    assert set(RENAMED_NETWORK.values()) <= after["network"].keys()
+
+
+def test_a_setting_under_both_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'lr' is the former name of 'learning_rate'; give only the latter"):
+        migrate({**to_json(TrainConfig()), "lr": 0.1})
 
 
 @pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(TrainConfig())["network"], "depth": 3}}])
