@@ -112,8 +112,9 @@ def main() -> None:
         out = os.dup(1)
         os.dup2(quiet, 1)
         try:
-            command("prepare text.txt --length 32 --out data")()
-            quick = "--steps 1 --batch 8 --length 32 --samples 0 --valid-every 0 --valid-batches 1 --device cpu"
+            command("prepare text.txt --seq-length 32 --out data")()
+            quick = "--steps 1 --batch-size 8 --seq-length 32 --device cpu"
+            quick += " --valid-samples 0 --valid-every 0 --valid-batches 1"
             step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="take_step")
             sampled = traced(command("sample --steps 8 --order dilated --guidance 1 --num-samples 1 --device cpu"))
         finally:

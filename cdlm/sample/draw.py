@@ -126,7 +126,7 @@ def trunk_and_head(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
 
 def same_at_all_positions(predict: Predictor, process: Process, x: Tokens) -> bool:
     """Whether one position speaks for all: rotary attention mixes the equal values of masks into the same value."""
-    return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    return isinstance(predict, Denoiser) and predict.position_invariant and bool((x == process.vocab).all())
 
 
 @torch.no_grad()

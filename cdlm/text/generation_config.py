@@ -43,16 +43,12 @@ def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """How the sequences were made that a model was trained on, checked; of a peer's, how long they are."""
     if "text" not in config:
         return {"max_length": _peers_length(config)}
-    found = config["text"]
-    renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
+    text = config["text"]
     kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
-    if not isinstance(found, dict):
-        raise LayoutError(f'{directory / "config.json"} is damaged: its "text" is {found!r}.')
-    text: dict[str, Any] = {renamed.get(name, name): value for name, value in found.items()}
-    if "max_length" not in text:
+    if not isinstance(text, dict) or "max_length" not in text:
         raise LayoutError(f'{directory / "config.json"} is damaged: its "text" has no "max_length".')
     for name, value in text.items():
-        if type(value) is not kinds.get(name) or (name == "max_length" and value < 0):
+        if type(value) is not kinds.get(name) or (name == "max_length" and text["max_length"] < 0):
             raise LayoutError(f'{directory / "config.json"} is damaged: {name} is {value!r} in its "text".')
     return text
 
