@@ -58,7 +58,7 @@ def model_config(denoiser: Denoiser) -> dict[str, Any]:
     config["network"] = dataclasses.asdict(denoiser.config)
     if denoiser.process is not None:
         noise = denoiser.process.noise
-        schedule = next(name for name, kind in SCHEDULES.items() if isinstance(noise, kind))
+        schedule = next(name for name, kind in SCHEDULES.items() if type(noise) is kind)
         config["process"] = {"name": denoiser.process.name, "noise_schedule": schedule, **vars(noise)}
     return config
 

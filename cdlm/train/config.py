@@ -40,7 +40,7 @@ class TrainConfig:
     prior: str = "auto"
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
     split), or mixed:M, a mixture of the mask, with probability M, and uniform tokens."""
-    noise_schedule: Literal["log-linear", "cosine"] = "log-linear"
+    noise_schedule: str = "log-linear"
     """Noise schedule alpha(t)."""
     steps: int = PAPER_STEPS
     """Optimizer steps; every schedule is a function of step / steps."""
