@@ -22,7 +22,7 @@ from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 
 
 def main() -> None:
@@ -61,8 +61,8 @@ def causal_texts(denoiser: Denoiser, b: int, l: int, compiled: bool, seed: int) 
 def texts(denoiser: Denoiser, b: int, l: int, steps: int, compiled: bool, nfe: list[float], seed: int) -> None:
     process, rng = denoiser.process, seeded(seed, batch=b)
     x = process.start(l, rng, denoiser.device)
-    state = last(ancestral(denoiser, process, x, uniform_grid(steps), rng, Drawing(compiled=compiled)))
-    nfe.append(sum(state.evaluations) / b)
+    state = last(ancestral(denoiser, process, x, uniform_times(steps), rng, Drawing(compiled=compiled)))
+    nfe.append(sum(state.nfe) / b)
 
 
 def report(

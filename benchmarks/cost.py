@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdlm.cli.common import console, parse, recipe
-from cdlm.methods import parse_method
+from cdlm.methods.spec import parse_method
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.coupling import Rollout
 from cdlm.objective.divergence import rate_kl

@@ -27,7 +27,7 @@ from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
 from cdlm.sample.naive import race
 from cdlm.sample.plan import Drawing, State, last
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
         max(1, options.hidden_size // 64),
         time_conditioning=process.name == "uniform",
     )
-    grid = uniform_grid(options.steps)
+    grid = uniform_times(options.steps)
     plain = network(shape, process, options.vocab_size, device, torch.float32)
     low = torch.bfloat16 if device == "cuda" else torch.float32
     fast = network(shape, process, options.vocab_size, device, low)
@@ -89,7 +89,7 @@ def row(name: str, work: Callable[[int], State], options: argparse.Namespace) ->
     seconds, gib = timed(lambda repeat: states.append(work(repeat)), options.device, options.repeats)
     x = torch.cat([state.x for state in states]).cpu()
     nats = torch.cat([entropy(part) for part in x.split(8)])
-    evaluations = sum(sum(state.evaluations) for state in states) / len(x)
+    evaluations = sum(sum(state.nfe) for state in states) / len(x)
     error = float(nats.std() / math.sqrt(len(nats)))
     speed = options.batch_size * options.seq_length / seconds
     print(f"{name:<34}{seconds:>9.3f}{speed:>12,.0f}{evaluations:>7.1f}{gib:>7.2f}{nats.mean():>9.3f} ± {error:.3f}")

@@ -40,17 +40,18 @@ HEADLINE = "mcdlm"
 class Plain(Objective):
     """Eq. (8) with [b, l, v] laws in float32 everywhere."""
 
-    def loss(self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
+    def loss(
+        self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng, *, plain: bool = True
+    ) -> Loss:
         progress = step / self.total
         shares = [term.share(progress) for term in self.terms]
         x0 = x0.to(student.device)
         batch = []
         for term, (rows, stratum, strata) in zip(self.terms, split(shares, rng), strict=True):
             if len(rows):
-                own = rng[rows](term.name)
-                s, t = term.times(progress, stratum, strata, own)
-                batch.append((term, term.coupling(x0[rows.to(x0.device)], s, t, own, target)))
-        inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
+                data = x0[rows.to(x0.device)]
+                batch.append((term, term.draw(data, progress, stratum, strata, rng[rows], target)))
+        inputs = [pair.student_input for _, pair in batch]
         hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch]))
         law = student.head(hidden)  # [b, l, v], float32
         if target is not None:  # Algorithm 1: a target for every sequence, those with s = 0 among them
@@ -63,14 +64,14 @@ class Plain(Objective):
             here = slice(first, first + b)
             f = law[here].flatten(0, 1)
             first, tokens = first + b, tokens + b * l
-            at = pair.at(torch.arange(b * l, device=f.device))
+            at = pair.at(torch.arange(b * l, device=f.device)).to(f.device)
             clean = at.x0 if not isinstance(term.target, Network) else at.x_s.clamp(max=student.vocab - 1)
             d = term.divergence(target=clean.to(f.device), student=f, pair=at)
             if isinstance(term.target, Network):
                 assert target is not None
-                if pair.law is not None:
+                if pair.drawn_from is not None:
                     with torch.no_grad():
-                        seen = target.head(pair.law).flatten(0, 1)
+                        seen = target.head(pair.drawn_from).flatten(0, 1)
                     d = term.divergence(target=seen, student=f, pair=at)
                 dense = term.divergence(target=other[here].flatten(0, 1), student=f, pair=at)
                 d = torch.where(pair.known.flatten().to(f.device), d, dense)

@@ -194,7 +194,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 
 def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
-    from cdlm.methods import method_name
+    from cdlm.methods.spec import method_name
 
     training = config.get("training") or {}
     max_length = (config.get("text") or {}).get("max_length")

@@ -198,6 +198,7 @@ def api() -> str:
     """docs/api.md: the names that other code may rely on, with their own words."""
     import cdlm.eval.config
     import cdlm.methods
+    import cdlm.methods.spec
     import cdlm.model.config
     import cdlm.objective
     import cdlm.process
@@ -231,7 +232,7 @@ def api() -> str:
         "",
         *kind(cdlm.methods.Method, "cdlm.methods.Method"),
         *function(cdlm.methods.Method.__call__, "Method.__call__"),
-        *function(cdlm.methods.parse_method, "cdlm.methods.parse_method"),
+        *function(cdlm.methods.spec.parse_method, "cdlm.methods.spec.parse_method"),
         *kind(objective, "cdlm.objective.Objective"),
         *function(objective.loss, "Objective.loss"),
         *kind(cdlm.objective.Term, "cdlm.objective.Term"),

@@ -114,7 +114,7 @@ def test_checkpoint_and_model_folder_load(name: str) -> None:
     for folder in (FIXTURES / "trained" / name, FIXTURES / "final" / name):
         model = cdlm.load(folder, "cpu", "float32")
         (text,) = model.sample(num=1, seed=0, **({} if name == "ar" else {"steps": 2}))
-        assert len(text.tokens) == 16
+        assert len(text.token_ids) == 16
 
 
 def test_prepare_writes_the_same_tokens(here: Path) -> None:

@@ -94,7 +94,6 @@ def run_steps(config: MethodsConfig, size: NetworkConfig, console: Console) -> N
     from cdlm.methods import METHODS
     from cdlm.model.denoiser import Denoiser
     from cdlm.model.ema import frozen_copy
-    from cdlm.objective.loss import plain_loss
     from cdlm.rng import seeded
 
     device = pick_device(config.device)
@@ -120,9 +119,9 @@ def run_steps(config: MethodsConfig, size: NetworkConfig, console: Console) -> N
             if device.type == "cuda":
                 torch.cuda.synchronize()
             began = time.perf_counter()
-            rng = seeded(config.seed, "step", batch=config.batch_size)
             with autocast(device, config.dtype):
-                loss = plain_loss(objective, denoiser, target, x0, 0, rng)
+                rng = seeded(config.seed, "step", batch=config.batch_size)
+                loss = objective.loss(denoiser, target, x0, 0, rng, plain=True)
             loss.total.backward()
             norm = torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
             optimizer.step()

@@ -7,7 +7,8 @@ from rich.table import Table
 
 from cdlm import zoo
 from cdlm.cli.common import console, parse
-from cdlm.sample.settings import flags, sampling_of
+from cdlm.sample.settings import explicit, flags, resolve
+from cdlm.text.generation_config import read_generation_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> None:
 
 def show_zoo(console: Console) -> None:
     """The models that come with the package: what they are, how they write best, and where they lie."""
-    from cdlm.methods import method_name
+    from cdlm.methods.spec import method_name
     from cdlm.model import pretrained
 
     table = Table(title="Models that come with cdlm", show_lines=True)
@@ -44,7 +45,9 @@ def show_zoo(console: Console) -> None:
         table.add_row(
             name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{tokens_seen / 1e9:.2f}B"
         )
-        best += [f"{name} writes best with", *(f"  {flags(sampling_of(one))}" for one in config["sampling"])]
+        usual = read_generation_config(folder, config)
+        presets = usual.get("step_presets", [usual])
+        best += [f"generation config of {name}", *(f"  {flags(explicit(resolve(preset)))}" for preset in presets)]
     console.print(table)
     for line in best:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

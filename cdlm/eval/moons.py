@@ -19,7 +19,7 @@ from cdlm.data.toy import Moons
 from cdlm.devices import pick_device, weight_dtype
 from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
-from cdlm.methods import needs_trained_model, parse_method
+from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import full_posterior, heat
 from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
@@ -29,9 +29,10 @@ from cdlm.process.exact import listed, posterior
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
+from cdlm.sample.draw import last
 from cdlm.sample.exact import ancestral_law, tabulate
-from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.settings import resolve
+from cdlm.sample.timesteps import timesteps
 from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.plot import canvas
@@ -100,9 +101,10 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
             for steps in config.sampling_steps:
                 progress.update(work, advance=1, description=f"sampling {spec}, {steps} steps")
                 rng = seeded(config.seed, "sample", steps, batch=config.samples)
-                start, grid = row.process.start(moons.length, rng("start")), uniform_grid(steps)
-                drawn = last(ancestral(row.predict, row.process, start, grid, rng, Drawing(posterior=row.posterior))).x
-                law = ancestral_law(row.predict, row.process, moons.length, grid, row.posterior)
+                start = row.process.start(moons.length, rng("start"))
+                settings = resolve({"steps": steps}, row.process, row.posterior)
+                drawn = last(ancestral(row.predict, row.process, start, settings, rng)).x
+                law = ancestral_law(row.predict, row.process, moons.length, timesteps(settings), row.posterior)
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
             progress.update(work, description=f"path invariance of {spec}")

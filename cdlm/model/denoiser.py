@@ -11,7 +11,7 @@ from cdlm.devices import send
 from cdlm.model.config import NetworkConfig
 from cdlm.model.dit import DiT
 from cdlm.process.process import Process
-from cdlm.types import LogLaw, Mixture, Time, Tokens, there
+from cdlm.types import LogLaw, Mixture, Time, Tokens, to_device
 
 
 class Denoiser(nn.Module):
@@ -57,7 +57,7 @@ class Denoiser(nn.Module):
         self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
-        x = there(x, self.device)
+        x = to_device(x, self.device)
         level = -torch.log(alpha) if self.config.time_conditioning else torch.zeros_like(alpha)
         length = (x if isinstance(x, Tensor) else x.ids).shape[1]
         return self.backbone(x, send(level.to(torch.float32), self.device), self.backbone.rotary(length), rows)

@@ -21,7 +21,8 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, write_whole
-from cdlm.methods import Method, needs_trained_model, parse_method, same_method
+from cdlm.methods import Method
+from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import load, migrate_model_config, model_config, read_model_config

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cdlm.methods import parse_method
+from cdlm.methods.spec import parse_method
 from cdlm.train.config import TrainConfig
 from cdlm.train.log import read_metrics
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cdlm.data.tokens import open_tokens
-from cdlm.methods import Method, parse_method
+from cdlm.methods import Method
+from cdlm.methods.spec import parse_method
 from cdlm.process import SCHEDULES, Process, masked, uniform, unigram
 from cdlm.train.config import TrainConfig, parse_prior
 

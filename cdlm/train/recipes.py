@@ -36,7 +36,7 @@ def run(name: str, method: str, size: str, base: str | None = None, **changes: A
     slug = method.partition(":")[0]
     causal, time_conditioning = slug in CAUSAL, slug in TIME_CONDITIONED
     if slug not in SLUGS:  # a method of the user's own
-        from cdlm.methods import parse_method
+        from cdlm.methods.spec import parse_method
 
         row, _ = parse_method(method)
         causal, time_conditioning = row.process == "none", row.time_conditioning

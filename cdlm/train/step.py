@@ -14,7 +14,7 @@ from cdlm.objective import Objective
 from cdlm.rng import seeded
 from cdlm.schedules import ema_decay
 from cdlm.train.config import TrainConfig
-from cdlm.train.distributed import World, accumulating, gather, loss_module, restore, settle, shard_frozen, whole
+from cdlm.train.distributed import World, accumulating, gather, parallelize, restore, settle, shard_frozen, whole
 from cdlm.train.optim import Optimizers, descend, learning_rate, moments, optimizers, remember, saved
 from cdlm.types import Tokens
 
@@ -81,7 +81,7 @@ def learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, world
     for network in (target, ema):
         if network is not None:
             shard_frozen(network, config.parallel)
-    module = loss_module(denoiser.train(), objective, config.parallel, denoiser.device)
+    module = parallelize(denoiser.train(), config.parallel)
     return Learner(config, objective, denoiser, target, ema, optimizers(config, denoiser), module, world)
 
 
@@ -96,7 +96,7 @@ def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor
         accumulating(learner.module, last=micro == len(parts) - 1)
         rng = seeded(config.seed, "train", step, batch=config.batch_size, rows=rows)
         with autocast(learner.denoiser.device, config.dtype):
-            loss = learner.module(learner.target, batches(step, rows), step, rng)
+            loss = learner.objective.loss(learner.denoiser, learner.target, batches(step, rows), step, rng)
         (loss.total / len(parts)).backward()
         for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
             seen.setdefault(name, []).append(value)

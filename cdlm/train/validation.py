@@ -14,8 +14,8 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.draw import last
+from cdlm.sample.settings import resolve
 from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import gather, mean, settle
 from cdlm.train.step import Learner
@@ -61,11 +61,11 @@ def draw(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos
     """A few sequences from the model, the same for every run of this seed and step."""
     rng = seeded(config.seed, "validation samples", step, batch=config.valid_samples)
     if denoiser.process is None:
-        start = torch.full((config.valid_samples, 1), bos, device=denoiser.device)
-        return last(autoregressive(denoiser, start, config.seq_length, rng)).x
+        start = torch.full((config.valid_samples, config.seq_length), bos, device=denoiser.device)
+        return last(autoregressive(denoiser, None, start, resolve({}, None), rng)).x
     start = denoiser.process.start(config.seq_length, rng("start"), denoiser.device)
-    grid, drawing = uniform_grid(config.valid_sample_steps), Drawing(posterior=method.posterior)
-    return last(ancestral(denoiser, denoiser.process, start, grid, rng, drawing)).x
+    settings = resolve({"steps": config.valid_sample_steps}, denoiser.process, method.posterior)
+    return last(ancestral(denoiser, denoiser.process, start, settings, rng)).x
 
 
 def alarm(found: float, data: float, length: int, learned: bool = True) -> str | None:

@@ -16,7 +16,7 @@ from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
 from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.generate import generate
-from cdlm.sample.plan import last
+from cdlm.sample.draw import last
 from cdlm.sample.settings import Sampling
 
 pytestmark = pytest.mark.gpu
@@ -124,7 +124,7 @@ def test_samplers_draw_the_same_tokens_as_the_cpu(name: str) -> None:
         rng = seeded(3, batch=6)
         x = process.start(40, rng("start"), device)
         state = last(generate(denoiser.to(device), process, x, sampling, rng))
-        found.append((state.x.cpu(), state.evaluations))
+        found.append((state.x.cpu(), state.nfe))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 

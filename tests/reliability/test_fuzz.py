@@ -27,13 +27,14 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.results import read_rows, read_samples
 from cdlm.files import read_object
-from cdlm.methods import METHODS, parse_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import LayoutError, load, save
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
-from cdlm.text.template import HOLE, blanks
+from cdlm.text.template import OPEN, blanks
 from cdlm.train.config import TrainConfig, from_json, to_json
 
 EXPLAINED = (ValueError, OSError, FloatingPointError)
@@ -193,10 +194,10 @@ def test_any_text_with_blanks(text: str, width: int) -> None:
     """Whatever is given stays, and every hole is where it was marked."""
     tokenizer = Tokenizer.load("bytes")
     with only_explained():
-        draft = blanks(text, tokenizer, width)
-        assert draft.ids.count(HOLE) == sum(end - begin for begin, end in draft.holes)
-        filled = draft.text([ord("x") if i == HOLE else i for i in draft.ids], tokenizer.decode)
-        assert all(piece in filled for piece in draft.pieces)
+        template = blanks(text, tokenizer, width)
+        assert template.token_ids.count(OPEN) == sum(end - begin for begin, end in template.spans)
+        filled = template.text([ord("x") if i == OPEN else i for i in template.token_ids], tokenizer.decode)
+        assert all(piece in filled for piece in template.pieces)
 
 
 @settings(quick, max_examples=12)

@@ -46,7 +46,7 @@ def test_the_cache_changes_nothing(prompt: int, length: int, absolute: int) -> N
     assert torch.equal(states[-1].x, truth)
     for done, state in enumerate(states):
         assert torch.equal(state.x, truth[:, : prompt + done])
-        assert (state.step, state.steps, state.evaluations) == (done, length - prompt, [done] * 12)
+        assert (state.step, state.num_steps, state.nfe) == (done, length - prompt, [done] * 12)
     assert len(truth.unique(dim=0)) > 6
 
 

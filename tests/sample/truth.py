@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, Process, masked, uniform, unigram
-from cdlm.sample.plan import State, last
+from cdlm.sample.draw import State, last
 
 from ..paper.enumeration import p_value
 

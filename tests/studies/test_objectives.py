@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.methods import METHODS, parse_method, same_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method, same_method
 from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy

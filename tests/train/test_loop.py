@@ -15,7 +15,8 @@ from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.data.tokens import open_tokens
 from cdlm.files import alone_in
-from cdlm.methods import METHODS, parse_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method
 from cdlm.metrics.likelihood import nelbo
 from cdlm.model import pretrained
 from cdlm.model.config import NetworkConfig

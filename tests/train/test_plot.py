@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdlm.methods import parse_method
+from cdlm.methods.spec import parse_method
 from cdlm.train import plot
 from cdlm.train.loop import train
 from cdlm.train.plot import plot_run, plot_schedules

@@ -99,7 +99,7 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
         train(runs[-1])
     run = runs[-1]
     model = cdlm.load(run.out, "cpu")
-    assert model.framed
+    assert model.bos_framed
     assert model.denoiser.config.tie_embeddings
     written = model.sample(num=4, steps=32, seed=0)
-    assert sum(text.tokens[0] == model.tokenizer.bos for text in written) >= 3
+    assert sum(text.token_ids[0] == model.tokenizer.bos for text in written) >= 3
