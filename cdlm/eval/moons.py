@@ -36,7 +36,7 @@ from cdlm.sample.timesteps import timesteps
 from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.plot import canvas
-from cdlm.train.step import learner, take_step
+from cdlm.train.step import make_learner, train_step
 from cdlm.types import Predictor, Tokens
 
 EXACT = "exact"
@@ -162,13 +162,13 @@ def train_row(
         dtype=config.dtype,
     )
     denoiser = Denoiser(shape, process).to(device, weight_dtype(device, config.dtype))
-    state = learner(run, denoiser, method(process, config.train_steps, **choices), World())
+    state = make_learner(run, denoiser, method(process, config.train_steps, **choices), World())
 
     def batches(step: int, rows: Int[Tensor, "b"]) -> Tokens:
         return moons.sample(seeded(config.seed, "data", step, batch=config.batch, rows=rows))
 
     for step in range(config.train_steps):
-        note(spec, take_step(state, batches, step)["loss"].item())
+        note(spec, train_step(state, batches, step)["loss"].item())
     save(state.ema, config.out / re.sub("[:=,]", "-", spec))
     return Row(tabulate(state.ema, moons.length), process, method.posterior)
 

@@ -8,7 +8,7 @@ A processor is a function from logits and the rows that they belong to to logits
 
 import dataclasses
 import functools
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,7 @@ class LogitsRows:
     """The position of each row, flattened over batch and length."""
 
 
+@runtime_checkable
 class LogitsProcessor(Protocol):
     """Logits in, logits out, one row for each token to be drawn."""
 

@@ -17,7 +17,7 @@ from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.draw import last
 from cdlm.sample.settings import resolve
 from cdlm.train.config import TrainConfig
-from cdlm.train.distributed import gather, mean, settle
+from cdlm.train.distributed import mean_over_ranks, reshard, unshard
 from cdlm.train.step import Learner
 from cdlm.types import Tokens, wide
 
@@ -35,7 +35,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
         if number == config.valid_batches:
             break
         batches.append((number, x0.to(device)))
-    gather(state.ema)
+    unshard(state.ema)
     rows, total = (
         config.batch_size // (world.size * config.grad_accum_steps),
         torch.zeros(2, dtype=wide(device), device=device),
@@ -43,7 +43,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     for number, x0 in batches[world.rank :: world.size]:
         value = nelbo(state.ema, [(number, x0)], config.seed, rows)
         total += torch.tensor([len(x0) * value, len(x0)], dtype=total.dtype).to(device)
-    total = mean(total, world)
+    total = mean_over_ranks(total, world)
     found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(total[0] / total[1])}
     if config.valid_samples:
         x = draw(state.ema, method, config, step, valid.meta.bos)
@@ -53,7 +53,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
         learned = min(best, found["nelbo"]) < counts or 2 * (step + 1) > config.steps
         found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.seq_length, learned)
         found["samples"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
-    settle(state.ema)
+    reshard(state.ema)
     return found
 
 

@@ -389,8 +389,8 @@ def test_three_runs_in_one_folder(begun: bool, recipe, whole: Path, tried) -> No
     def slowly() -> None:
         from cdlm.train import loop
 
-        real = loop.take_step
-        loop.take_step = lambda *how: (time.sleep(0.3), real(*how))[1]
+        real = loop.train_step
+        loop.train_step = lambda *how: (time.sleep(0.3), real(*how))[1]
         command("train", path, "--resume", "auto")()
 
     ends = [child.end() for child in [Child(slowly) for _ in range(3)]]
