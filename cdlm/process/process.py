@@ -122,7 +122,7 @@ class Process:
     def bridge(self, x0: Tokens | LogLaw, x_t: Tokens, s: Time | float, t: Time | float, rng: Rng) -> Tokens:
         """x_s ~ q(x_s | x_t, x_0), Eq. (2) of Lemma 3.1, position by position, for 0 <= s < t <= 1.
 
-        x0 is the data, or a predicted distribution that is put in its place (the plug-in posterior of MDLM, UDLM and DUO).
+        x0 is the data, or a predicted distribution in its place (the plug-in posterior of MDLM, UDLM and DUO).
         """
         if x0.is_floating_point():
             noisy = self.positions(x_t)
