@@ -199,7 +199,7 @@ def api() -> str:
     import cdlm.eval.config
     import cdlm.methods
     import cdlm.methods.spec
-    import cdlm.model.architecture
+    import cdlm.model.config
     import cdlm.objective
     import cdlm.process
     import cdlm.sample.generate
@@ -248,8 +248,8 @@ def api() -> str:
         "",
         "On the command line `--log-every 10` is `log_every`; `cdlm train RECIPE --help` and so on say the same.",
         "",
-        *kind(cdlm.train.config.RunConfig, "cdlm.train.config.RunConfig"),
-        *kind(cdlm.model.architecture.Architecture, "cdlm.model.architecture.Architecture"),
+        *kind(cdlm.train.config.TrainConfig, "cdlm.train.config.TrainConfig"),
+        *kind(cdlm.model.config.NetworkConfig, "cdlm.model.config.NetworkConfig"),
         *kind(cdlm.eval.config.EvalConfig, "cdlm.eval.config.EvalConfig"),
         "## HTTP",
         "",

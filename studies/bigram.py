@@ -28,7 +28,7 @@ from cdlm.metrics.diversity import distinct, entropy
 from cdlm.process import masked
 from cdlm.rng import seeded
 from cdlm.sample.generate import generate
-from cdlm.sample.plan import last
+from cdlm.sample.draw import last
 from cdlm.sample.settings import Sampling
 from cdlm.types import Tokens
 

@@ -109,10 +109,10 @@ def write_rollouts(name: str, place: Place) -> None:
     out.mkdir(parents=True)
     model = cdlm.load(base, device=place.device)
     num = 32 if place.small else NUM
-    drafts = model.continuations([""], num)
-    texts = sorted(model.write(drafts, ROLLOUTS[name], batch=512), key=lambda text: text.index)
+    templates = model.continuations([""], num)
+    texts = sorted(model.complete(templates, ROLLOUTS[name], batch=512), key=lambda text: text.index)
     meta = read_meta(place.data)
-    ids = np.array([text.tokens for text in texts], dtype=DTYPES[meta.dtype])
+    ids = np.array([text.token_ids for text in texts], dtype=DTYPES[meta.dtype])
     ids.tofile(out / "train.bin")
     written = Split(num, 0, ids.size, 0, 0, hashlib.sha256(ids.tobytes()).hexdigest())
     for file in ("valid.bin", "tokenizer.json"):

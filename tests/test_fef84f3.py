@@ -31,7 +31,29 @@ import cdlm
 FIXTURES = Path(__file__).parent / "fixtures" / "fef84f3"
 ROOT = Path(__file__).parents[1]
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "--accumulate": "--grad-accum-steps",
+    "--average": "--ema-decay",
+    "--batch": "--batch-size",
+    "--clip": "--max-grad-norm",
+    "--cooldown": "--cooldown-ratio",
+    "--keep": "--keep-checkpoints",
+    "--length": "--seq-length",
+    "--lr": "--learning-rate",
+    "--network.absolute": "--network.position-embeddings",
+    "--network.blocks": "--network.num-layers",
+    "--network.cond": "--network.cond-dim",
+    "--network.heads": "--network.num-heads",
+    "--network.hidden": "--network.hidden-size",
+    "--network.tied": "--network.tie-embeddings",
+    "--noise": "--noise-schedule",
+    "--reference": "--reference-steps",
+    "--sample-steps": "--valid-sample-steps",
+    "--samples": "--valid-samples",
+    "--train-vocab": "--train-vocab-size",
+    "--valid-share": "--valid-fraction",
+    "--warmup": "--warmup-ratio",
+}
 """Names of fef84f3 (flags such as "--average", recipes, commands, methods and keywords of a model) and what they are
 called now."""
 
@@ -92,7 +114,7 @@ def test_checkpoint_and_model_folder_load(name: str) -> None:
     for folder in (FIXTURES / "trained" / name, FIXTURES / "final" / name):
         model = cdlm.load(folder, "cpu", "float32")
         (text,) = model.sample(num=1, seed=0, **({} if name == "ar" else {"steps": 2}))
-        assert len(text.tokens) == 16
+        assert len(text.token_ids) == 16
 
 
 def test_prepare_writes_the_same_tokens(here: Path) -> None:

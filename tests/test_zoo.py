@@ -69,13 +69,13 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
             elif field.name not in ways:
                 assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
     config = json.loads((zoo.HERE / name / "config.json").read_text())
-    assert config["architecture"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
-    last, first = config["trained"], config["trained"]["from"]
+    assert config["network"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    last, first = config["training"], config["training"]["from"]
     for trained, row in ((last, name), (first, "base")):
         recipe = RECIPES[f"zoo-{row}"].config
         assert same_method(trained["method"], recipe.method)
         assert trained["steps"] == recipe.steps
-        assert (trained["batch"], trained["length"]) == (recipe.batch, recipe.length)
+        assert (trained["batch_size"], trained["seq_length"]) == (recipe.batch_size, recipe.seq_length)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +93,7 @@ def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
     """As it writes best: words that people use, as many different ones as in their texts, sentences that end."""
     texts = models[name].sample(num=8, seed=0)
     assert english([text.text for text in texts]) > 0.93
-    nats = [float(entropy(torch.tensor([text.tokens]))) for text in texts]
+    nats = [float(entropy(torch.tensor([text.token_ids]))) for text in texts]
     assert sum(nats) / len(nats) > 4.5
     assert all(END not in text.text for text in texts)
     assert sum(bool(re.search(r"[.!?][\"')]*$", text.text.strip())) for text in texts) >= 7
@@ -146,9 +146,21 @@ def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
 def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
     """With its tokenizer, by its name too; the new model tells where it comes from."""
     (tmp_path / "text.txt").write_text("The sea was calm, and the ship lay still. " * 400)
-    told = ["--tokenizer", "mdlm", "--length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
+    told = ["--tokenizer", "mdlm", "--seq-length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
     succeed(command("prepare", str(tmp_path / "text.txt"), *told))
-    run = ["--init-from", "mdlm", "--steps", "1", "--batch", "1", "--no-compile", "--samples", "0", "--device", "cpu"]
+    run = [
+        "--init-from",
+        "mdlm",
+        "--steps",
+        "1",
+        "--batch-size",
+        "1",
+        "--no-compile",
+        "--valid-samples",
+        "0",
+        "--device",
+        "cpu",
+    ]
     run += ["--valid-batches", "1", "--out", str(tmp_path / "run")]
     succeed(command("train", "zoo-mdlm", "--data", str(tmp_path / "tokens"), *run))
     assert cdlm.load(tmp_path / "run", "cpu").trained["from"] == cdlm.load("mdlm", "cpu").trained

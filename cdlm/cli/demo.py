@@ -24,12 +24,12 @@ from cdlm.cli.demo_page import page
 from cdlm.cli.sample import picture
 from cdlm.devices import Device, few_threads
 from cdlm.eval.config import MoonsConfig
-from cdlm.sample.settings import Sampling, flags
+from cdlm.sample.settings import Settings, check_value, explicit, flags
 from cdlm.text.animation import animation
-from cdlm.text.template import Draft
+from cdlm.text.template import Template
 
 if TYPE_CHECKING:
-    from cdlm.text.pipeline import Frame, Model
+    from cdlm.text.pipeline import Frame, Pipeline
 
 FEW, LADDER, PLAIN = 8, (4, 32), (8, 64)
 """Steps of the texts that are watched; of further ones; and of those by the plain sampler."""
@@ -37,7 +37,7 @@ MOONS = 600
 """Training steps on two moons: enough for the shape of the picture, which `cdlm moons` draws with 1,000."""
 NEXT = {
     "cdlm sample": "four texts, as the best model writes best",
-    "cdlm sample --steps 8 --watch --num 1": "one text that resolves, in as many steps as you like",
+    "cdlm sample --steps 8 --watch --num-samples 1": "one text that resolves, in as many steps as you like",
     'cdlm sample --prompt "The old house by the sea"': "continue a text",
     'cdlm sample --infill "She opened the ___ and saw ___."': "fill blanks",
     "cdlm zoo": "the models, and how they write best",
@@ -62,7 +62,7 @@ class DemoConfig:
     """Folder for index.html, the texts as pictures that move, and the moons."""
 
     def __post_init__(self) -> None:
-        Sampling(self.steps)
+        check_value("steps", self.steps)
         if self.out.exists() and not self.out.is_dir():
             raise ValueError(f"--out {self.out} is a file; give a folder to make")
 
@@ -71,24 +71,24 @@ class DemoConfig:
 class Take:
     """A text of a model, and what it took."""
 
-    model: "Model"
-    how: Sampling
-    draft: Draft
+    model: "Pipeline"
+    how: Settings
+    template: Template
     frames: "list[Frame]"
     seconds: float
     """Of the model alone, without drawing."""
 
     @property
     def tokens(self) -> list[int]:
-        return self.model.finished(self.frames[-1].tokens[0], self.draft)
+        return self.model.finished(self.frames[-1].token_ids[0], self.template)
 
     @property
     def text(self) -> str:
-        return self.draft.text(self.tokens, self.model.show).strip()
+        return self.template.text(self.tokens, self.model.decode).strip()
 
     @property
     def settings(self) -> str:
-        return flags(self.how, self.model.own)
+        return flags(explicit(self.how, self.model.generation_config))
 
     @property
     def cost(self) -> str:
@@ -97,7 +97,7 @@ class Take:
         from cdlm.metrics.diversity import entropy
 
         nats = float(entropy(torch.tensor([self.tokens])))
-        return f"{self.frames[-1].evaluations[0]} evaluations, {self.seconds:.1f} s, entropy {nats:.2f} nats"
+        return f"{self.frames[-1].nfe[0]} NFE, {self.seconds:.1f} s, entropy {nats:.2f} nats"
 
 
 def main(arguments: list[str]) -> None:
@@ -117,14 +117,14 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> list[Take]:
     first = models[0].denoiser
     with few_threads(first.device, first.count()):
         for model in models:
-            model.sample(length=8, steps=2)  # the first call of a network is slow
+            model.sample(max_length=8, steps=2)  # the first call of a network is slow
         takes = watched(models, config, console)
         takes += [take(model, {"steps": steps}, config.seed) for steps in LADDER for model in models]
         takes += [take(models[0], {"steps": steps, "order": "random"}, config.seed) for steps in PLAIN]
     console.print(table(takes))
     for one in takes[: len(models)]:
-        states, caption = [frame.tokens[0] for frame in one.frames], f"{one.model.name}: {one.cost}"
-        drawn = animation(one.model, one.draft, states, caption)
+        states, caption = [frame.token_ids[0] for frame in one.frames], f"{one.model.name}: {one.cost}"
+        drawn = animation(one.model, one.template, states, caption)
         (config.out / f"{one.model.name}.svg").write_text(drawn, encoding="utf-8")
     shown = [(one.model.name, one.settings, one.cost, one.text) for one in takes]
     pictures, index = [config.out / f"{model.name}.svg" for model in models], config.out / "index.html"
@@ -141,19 +141,21 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> list[Take]:
     return takes
 
 
-def take(model: "Model", asked: dict[str, Any], seed: int) -> Take:
+def take(model: "Pipeline", asked: dict[str, Any], seed: int) -> Take:
     """One text, as the model writes best where nothing else is asked for."""
-    how, drafts = model.settings(asked), model.continuations([""])
+    how, templates = model.resolve(asked), model.continuations([""])
     began = time.perf_counter()
-    frames = list(model.frames(drafts, how, seed))
-    return Take(model, how, drafts[0], frames, time.perf_counter() - began)
+    frames = list(model.frames(templates, how, seed))
+    return Take(model, how, templates[0], frames, time.perf_counter() - began)
 
 
-def watched(models: "list[Model]", config: DemoConfig, console: Console) -> list[Take]:
+def watched(models: "list[Pipeline]", config: DemoConfig, console: Console) -> list[Take]:
     """All models step by step, side by side; where there is no terminal, the beginning, the middle and the end."""
-    hows = [model.settings({"steps": config.steps}) for model in models]
-    drafts = [model.continuations([""])[0] for model in models]
-    ways = [model.frames([draft], how, config.seed) for model, draft, how in zip(models, drafts, hows, strict=True)]
+    hows = [model.resolve({"steps": config.steps}) for model in models]
+    templates = [model.continuations([""])[0] for model in models]
+    ways = [
+        model.frames([template], how, config.seed) for model, template, how in zip(models, templates, hows, strict=True)
+    ]
     frames: list[list[Frame]] = [[] for _ in models]
     seconds = [0.0 for _ in models]
     takes: list[Take] = []
@@ -164,7 +166,7 @@ def watched(models: "list[Model]", config: DemoConfig, console: Console) -> list
                 began = time.perf_counter()
                 frames[k] += itertools.islice(way, 1)  # none once a text is finished
                 seconds[k] += time.perf_counter() - began
-            takes = [Take(*each) for each in zip(models, hows, drafts, frames, seconds, strict=True)]
+            takes = [Take(*each) for each in zip(models, hows, templates, frames, seconds, strict=True)]
             if live is not None:
                 live.update(beside(takes), refresh=True)
                 time.sleep(min(0.3, 5 / config.steps))  # too fast to be seen otherwise
@@ -182,7 +184,7 @@ def beside(takes: list[Take]) -> Table:
     states = []
     for one in takes:
         before = one.frames[-2] if len(one.frames) > 1 else None
-        states.append(Group(picture(one.model, [one.draft], one.frames[-1], before)))
+        states.append(Group(picture(one.model, [one.template], one.frames[-1], before)))
     shown.add_row(*states)
     return shown
 

@@ -7,52 +7,44 @@ from typing import Any
 
 from cdlm.eval.config import EvalConfig, Task
 from cdlm.eval.datasets import Set
-from cdlm.sample.settings import Sampling
-from cdlm.text.pipeline import Model
+from cdlm.sample.samplers import SAMPLERS
+from cdlm.sample.settings import DEFAULTS, Settings, describe_settings, resolve
+from cdlm.text.pipeline import Pipeline
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of the grid: a model, a task, and how it writes or what it reads."""
+    """One cell of a sweep: a model, a task, and the settings or the texts that it is measured with."""
 
     label: str
-    model: Model
+    model: Pipeline
     task: Task
-    how: Sampling | None = None
+    settings: Settings | None = None
     set: Set | None = None
 
     @property
     def name(self) -> str:
-        parts = [self.label, self.set.name if self.set else "", *(describe(self.how) if self.how else [self.task])]
+        parts = [
+            self.label,
+            self.set.name if self.set else "",
+            *(describe_settings(self.settings) if self.settings else [self.task]),
+        ]
         return " ".join(filter(None, parts))
 
 
-def cells(config: EvalConfig, models: dict[str, Model]) -> tuple[list[Cell], list[str]]:
+def cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[Cell], list[str]]:
     """Every cell that makes sense, and why the others do not."""
     found: dict[tuple[Any, ...], Cell] = {}
     skipped: dict[str, None] = {}
     for label, model in models.items():
         for task, text in _tasks(config):
-            for how in _settings(config, model, skipped) if task in ("unconditional", "conditional") else [None]:
-                try:
-                    if how is not None:
-                        how.check(model.denoiser.process, model.posterior)
-                    if task in ("conditional", "consistency") and model.denoiser.process is None:
-                        raise ValueError(f"an autoregressive model has no {task} task")
-                    found[label, task, text and text.name, how] = Cell(label, model, task, how, text)
-                except ValueError as error:
-                    skipped[f"{label}: {error}"] = None
+            if task in ("conditional", "consistency") and model.denoiser.process is None:
+                skipped[f"{label}: an autoregressive model has no {task} task"] = None
+                continue
+            sampled = task in ("unconditional", "conditional")
+            for settings in _sweep(config, label, model, skipped) if sampled else [None]:
+                found[label, task, text and text.name, settings] = Cell(label, model, task, settings, text)
     return list(found.values()), list(skipped)
-
-
-def describe(how: Sampling) -> list[str]:
-    """Settings in words: the steps, the precision, and whatever is not the default."""
-    words = [f"{how.steps} steps"] if how.steps else []
-    words.append(how.precision)
-    for name in ("order", "tail", "corrector", "eta", "grid", "guidance", "cool", "temperature", "top_p"):
-        if getattr(how, name) != getattr(Sampling, name):
-            words.append(f"{name.replace('_', '-')} {getattr(how, name)}")
-    return words
 
 
 def _tasks(config: EvalConfig) -> list[tuple[Task, Set | None]]:
@@ -66,25 +58,39 @@ def _tasks(config: EvalConfig) -> list[tuple[Task, Set | None]]:
     return pairs
 
 
-def _settings(config: EvalConfig, model: Model, skipped: dict[str, None]) -> list[Sampling]:
-    """All samplers, each with all controls, without the combinations that contradict themselves."""
-    controls = [(t, 1.0) for t in config.temperature] + [(1.0, p) for p in config.top_p]
-    causal, found = model.denoiser.process is None, []
-    names = ("steps", "grid", "order", "tail", "corrector", "guidance")
-    axes = [*(getattr(config, name) for name in names), config.eta or (None,), config.cool or (None,)]
-    for precision, (*sampler, eta, cool), (temperature, top_p) in itertools.product(
-        config.precision, itertools.product(*axes), dict.fromkeys(controls)
-    ):
-        shape: dict[str, Any] = {"precision": precision, "temperature": temperature, "top_p": top_p}
-        if not causal:
-            shape |= dict(zip(names, sampler, strict=True)) | {"cool": cool}
-            shape |= {} if shape["corrector"] == "none" else {"eta": eta}
-            shape |= {"steps": None} if shape["order"] == "first-hitting" else {}
-        try:
-            found.append(Sampling(**shape))
-        except ValueError as error:
-            skipped[str(error)] = None
+def _sweep(config: EvalConfig, label: str, model: Pipeline, skipped: dict[str, None]) -> list[Settings]:
+    """All samplers, each with all controls, without the combinations that contradict themselves.
+
+    An autoregressive model takes the axes that its sampler reads.
+    """
+    controls = [{"temperature": t} for t in config.axis("temperature")] + [{"top_p": p} for p in config.axis("top_p")]
+    names = [name for name in DEFAULTS if name not in ("temperature", "top_p")]
+    if model.denoiser.process is None:
+        names = [name for name in names if name in SAMPLERS["autoregressive"].settings]
+    axes = {name: config.axis(name) for name in names if config.axis(name)}
+    found = []
+    for values, control in itertools.product(itertools.product(*axes.values()), controls):
+        given = {**dict(zip(axes, values, strict=True)), **control}
+        found += [settings for settings in [_resolved(given, label, model, skipped)] if settings is not None]
     return list(dict.fromkeys(found))
+
+
+def _resolved(given: dict[str, Any], label: str, model: Pipeline, skipped: dict[str, None]) -> Settings | None:
+    """The settings of a combination; None, with the reason, where it contradicts itself or does not fit the model.
+
+    An axis of the sweep does not hold for a sampler without such a setting, as `--eta` for cells without a corrector.
+    """
+    if given.get("corrector", "none") == "none":
+        given = {name: value for name, value in given.items() if name != "eta"}
+    if given.get("order") != "entropy-bound":
+        given = {name: value for name, value in given.items() if name != "entropy_bound"}
+    if given.get("order") == "first-hitting":
+        given = {name: value for name, value in given.items() if name != "steps"}
+    try:
+        return resolve(given, model.denoiser.process, model.posterior)
+    except ValueError as error:
+        skipped[f"{label}: {error}"] = None
+        return None
 
 
 def slug(words: str) -> str:

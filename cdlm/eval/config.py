@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import tyro
 
@@ -10,18 +10,23 @@ from cdlm.data.sources import kind_of
 from cdlm.devices import Device, Dtype
 from cdlm.extras import install
 from cdlm.hub import labelled
-from cdlm.sample.settings import CorrectorKind, Precision, Tail, UnmaskingOrder
+from cdlm.sample.settings import SPECS, check_value
+from cdlm.text.options import setting_axes
 
 Protocol = Literal["paper", "robust"]
 Task = Literal["unconditional", "conditional", "likelihood", "consistency"]
 PAPER, ROBUST = 32, 256
 
+_Axes = setting_axes({"steps": (8, 32, 128), "temperature": (1.0,)})
+
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    """Measure models over a grid of settings: one line of results.jsonl for each cell, and its texts beside it.
+class EvalConfig(_Axes):
+    """Measure models over a sweep of settings: one line of results.jsonl for each cell, and its samples beside it.
 
-    A cell that is finished is never computed again: run the same command after a crash, or with more settings.
+    Every setting of the sampler takes several values. Each --temperature is swept at top-p 1 and each --top-p at
+    temperature 1: together they draw the frontier. A cell that is finished is never computed again: run the same
+    command after a crash, or with more settings.
     """
 
     models: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -31,8 +36,8 @@ class EvalConfig:
     written and kept, to be judged later or elsewhere."""
     protocol: Protocol = "robust"
     """paper: 32 texts, counted as published numbers are. robust: 256 texts, every token that has a context."""
-    num: int | None = None
-    """Texts in a cell. [32 for paper, 256 for robust]"""
+    num_samples: int | None = None
+    """Samples per cell. [32 for paper, 256 for robust]"""
     tasks: tuple[Task, ...] = ("unconditional",)
     """unconditional: texts from nothing. conditional: recover texts half of whose words are noise. likelihood: the
     NELBO of --texts. consistency: how far the model is from itself over hops."""
@@ -41,38 +46,16 @@ class EvalConfig:
     cleaned as is usual for them."""
     reference: Path | None = None
     """Texts that people wrote, to compare unconditional ones with by MAUVE."""
-    steps: tuple[int, ...] = (8, 32, 128)
-    """Denoising steps; an autoregressive model has none."""
-    precision: tuple[Precision, ...] = ("fp64",)
-    """Of the draw; naive-fp32 is what FP32 tables were made with."""
-    order: tuple[UnmaskingOrder, ...] = ("random",)
-    """Which masks are revealed first."""
-    tail: tuple[Tail, ...] = ("none",)
-    """One more evaluation after the steps; argmax is the greedy sampler of DUO+DCD and UCDLM."""
-    corrector: tuple[Literal["none", CorrectorKind], ...] = ("none",)
-    """Take tokens back on the way."""
-    eta: tuple[float, ...] = ()
-    """How strongly the correctors act; several to compare. [0.05]"""
-    grid: tuple[str, ...] = ("uniform",)
-    """Where the steps lie: uniform, cosine."""
-    guidance: tuple[float, ...] = (0.0,)
-    """Sharpen relative to what the model says of a blank text, each with every temperature and top-p."""
-    cool: tuple[float, ...] = ()
-    """Temperatures at the end of a text, each instead of a constant one. [none]"""
-    temperature: tuple[float, ...] = (1.0,)
-    """Temperatures to try, each at top-p 1."""
-    top_p: tuple[float, ...] = ()
-    """Top-p to try, each at temperature 1: with the temperatures they draw the frontier."""
     clamp: bool = False
     """In the conditional task, let a uniform model keep the words that the noise left alone; the paper does not."""
     times: int = 16
     """Noise levels for each text of the likelihood task."""
-    length: int | None = None
-    """Tokens in a text. [the model's own]"""
+    max_length: int | None = None
+    """Tokens in a sample. [the model's own]"""
     seed: int = 0
     """The same seed writes the same texts."""
-    batch: int = 32
-    """Texts to write at once."""
+    batch_size: int = 32
+    """Samples per batch."""
     out: Path = Path("results")
     """Folder for results.jsonl and samples/."""
     device: Device = "auto"
@@ -85,15 +68,18 @@ class EvalConfig:
     """A tokenizer.json or a folder of GPT-2's files, for model folders that have none."""
 
     def __post_init__(self) -> None:
-        for name in ("num", "times", "batch"):
+        for name in ("num_samples", "times", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1; got {value}")
-        if self.protocol == "paper" and self.num not in (None, PAPER):
-            raise ValueError(f"the paper's protocol has {PAPER} texts; for {self.num} use --protocol robust")
-        for name in ("steps", "precision", "order", "tail", "corrector", "grid", "guidance", "temperature"):
-            if not getattr(self, name):
-                raise ValueError(f"--{name} needs at least one value")
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1 (got {value}).")
+        if self.protocol == "paper" and self.num_samples not in (None, PAPER):
+            raise ValueError(
+                f"--protocol paper has {PAPER} samples; use --protocol robust for other numbers "
+                f"(got --num-samples {self.num_samples})."
+            )
+        for name in SPECS:
+            for value in self.axis(name):
+                check_value(name, value)
         for task in self.tasks:
             if task not in get_args(Task):
                 raise ValueError(f"there is no task {task!r}; there are: {', '.join(get_args(Task))}")
@@ -118,6 +104,11 @@ class EvalConfig:
             raise ValueError(f"two files of --texts are called {twice}; give each a name: NAME=FILE")
         self.sources()  # refuses two models of one name
 
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of a setting that are swept over; none where only its default is."""
+        values: tuple[Any, ...] = getattr(self, name)
+        return values
+
     @property
     def judged(self) -> bool:
         """Whether any task has texts to score."""
@@ -125,7 +116,7 @@ class EvalConfig:
 
     @property
     def count(self) -> int:
-        return self.num or (PAPER if self.protocol == "paper" else ROBUST)
+        return self.num_samples or (PAPER if self.protocol == "paper" else ROBUST)
 
     def named_texts(self) -> list[tuple[str, Path]]:
         """The evaluation texts by name."""

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cdlm.eval.cells import Cell, describe
+from cdlm.eval.cells import Cell
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import Row
-from cdlm.sample.settings import STEPS, Sampling
+from cdlm.sample.settings import Settings, describe_settings
 
 
 def progress(console: Console) -> Progress:
@@ -25,15 +25,15 @@ JUDGING = 0.25
 
 def work(cell: Cell, config: EvalConfig) -> float:
     """What the bar measures: passes over the network that a cell takes, and a share more for each judge."""
-    length = config.length or cell.model.length
+    length = config.max_length or cell.model.max_length
     if cell.task == "likelihood":
         return config.count * config.times
     if cell.task == "consistency":
         return config.count * 8 + 16 * 64 * 3
     causal = cell.model.denoiser.process is None
-    steps = length if causal or (cell.how and cell.how.order == "first-hitting") else cell.how and cell.how.steps
+    steps = cell.settings.steps if cell.settings and not causal else None
     judges = len([name for name in config.judge if name != "none"])
-    return config.count * min(steps or STEPS, length) * (1 + JUDGING * judges)
+    return config.count * min(steps or length, length) * (1 + JUDGING * judges)
 
 
 def summary(row: Row) -> str:
@@ -49,7 +49,7 @@ def summary(row: Row) -> str:
         tv = "; ".join(f"({p['t']:g} to {p['s']:g}) {p['own_chain_tv']:.4f}" for p in row["pairs"] if p["s"])
         return f"{name}: TV from its own chain {tv}"
     low, high = row["ppl_interval"]
-    settings = ", ".join(describe(Sampling(**row["sampling"])))
+    settings = ", ".join(describe_settings(Settings(**row["sampling"])))
     text = f"{name}, {settings}: {row['judge']} {row['ppl']:.1f} [{low:.1f}, {high:.1f}], entropy {row['entropy']:.2f}"
     text += f", BLEU-2 {row['bleu2']:.1f}" if "bleu2" in row else ""
     few = f" ({row['num']} texts: too few)" if row.get("mauve_warning") else ""
@@ -67,7 +67,15 @@ def table(rows: Sequence[Row]) -> Table:
         where = f" on {row['set']}" if "set" in row else ""
         if "ppl" not in row:
             shown.add_row(
-                row["model"], row["task"] + where, "", "", "", "", "", str(row["num"]), summary(row).partition(": ")[2]
+                row["model"],
+                row["task"] + where,
+                "",
+                "",
+                "",
+                "",
+                "",
+                str(row["num_samples"]),
+                summary(row).partition(": ")[2],
             )
             continue
         low, high = row["ppl_interval"]
@@ -77,12 +85,12 @@ def table(rows: Sequence[Row]) -> Table:
         shown.add_row(
             row["model"],
             row["task"] + where,
-            ", ".join(describe(Sampling(**row["sampling"]))),
+            ", ".join(describe_settings(Settings(**row["sampling"]))),
             row["judge"],
             f"{row['ppl']:.1f} [{low:.1f}, {high:.1f}]",
             f"{row['entropy']:.2f}",
             f"{row['nfe']:.4g}",
-            str(row["num"]),
+            str(row["num_samples"]),
             ", ".join(more),
         )
     return shown

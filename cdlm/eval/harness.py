@@ -36,10 +36,10 @@ from cdlm.extras import install
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
-from cdlm.sample.plan import last
-from cdlm.sample.settings import STEPS, Sampling
-from cdlm.text.pipeline import Model, load
-from cdlm.text.template import HOLE, Draft
+from cdlm.sample.draw import last
+from cdlm.sample.settings import DEFAULTS, Settings, resolve
+from cdlm.text.pipeline import load
+from cdlm.text.template import OPEN, Template
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
 if importlib.util.find_spec("lm_eval") is None:
@@ -85,7 +85,7 @@ class Harness(LM):
         self,
         pretrained: str | Path | Model,
         times: int = TIMES,
-        steps: int = STEPS,
+        steps: int = DEFAULTS["steps"],
         batch_size: int | str = BATCH,
         device: str = "auto",
         dtype: Dtype | Literal["auto"] = "auto",
@@ -103,7 +103,7 @@ class Harness(LM):
             self.model = load(pretrained, _device(device), dtype, tokenizer=tokenizer)
         self.times, self.steps, self.seed = times, steps, seed
         self.batch = BATCH if str(batch_size).startswith("auto") else int(batch_size)
-        self.length = self.model.length if length is None else length
+        self.length = self.model.max_length if length is None else length
         if min(times, steps, self.batch) < 1:
             raise ValueError(f"times, steps and batch_size are at least 1; got {times}, {steps} and {batch_size}")
         if not self.length and length is None:
@@ -111,7 +111,7 @@ class Harness(LM):
         if self.length < 2:
             raise ValueError(f"a text has at least 2 tokens; got the length {length}")
         words = self.model.tokenizer
-        self.lead = [words.bos] if self.model.denoiser.process is None or self.model.framed else []
+        self.lead = [words.bos] if self.model.denoiser.process is None or self.model.bos_framed else []
         """What every text begins with."""
         self._said: set[str] = set()
 
@@ -128,22 +128,24 @@ class Harness(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Continuations up to the first of the strings `until`, the end of text, or the most tokens."""
-        drafts = [self._draft(*request.args) for request in requests]
-        hows = [self._sampling(request.args[1]) for request in requests]
+        templates = [self._draft(*request.args) for request in requests]
+        settings = [self._settings(request.args[1]) for request in requests]
         rows, kinds, seen = [], [], collections.Counter[int]()
-        for draft, how in zip(drafts, hows, strict=True):
-            row = _row(draft.ids)
+        for template, each in zip(templates, settings, strict=True):
+            row = _row(template.token_ids)
             rows.append(row + seen[row])  # a request that is repeated gets another answer
             seen[row] += 1
-            kinds.append((how, len(draft.ids), draft.written if self.model.denoiser.process is None else 0))
+            kinds.append(
+                (each, len(template.token_ids), template.num_generated if self.model.denoiser.process is None else 0)
+            )
         found = [""] * len(requests)
         for part in _shown(_batches(kinds, self.batch), "writing"):
-            chosen, how = [drafts[number] for number in part], hows[part[0]]
-            self.model.check(chosen, how)
+            chosen, shared = [templates[number] for number in part], settings[part[0]]
+            self.model.check(chosen, shared)
             rng = seeded(self.seed, "harness write", batch=len(part), rows=torch.tensor([rows[k] for k in part]))
-            for number, ids in zip(part, last(self.model.states(chosen, how, rng)).x.tolist(), strict=True):
+            for number, ids in zip(part, last(self.model.states(chosen, shared, rng)).x.tolist(), strict=True):
                 context, kwargs = requests[number].args
-                text = drafts[number].text(self.model.finished(ids, drafts[number]), self.model.show)
+                text = templates[number].text(self.model.finished(ids, templates[number]), self.model.decode)
                 found[number] = ended(text[len(context) :], kwargs.get("until") or [])
         return found
 
@@ -155,7 +157,7 @@ class Harness(LM):
             "model_process": "none" if process is None else process.name,
             "model_length": self.length,
             "model_dtype": str(self.model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
-            "model_trained": self.model.trained,
+            "model_trained": self.model.training,
             "likelihood": "exact" if process is None else f"lower bound, {self.times} noise levels",
             "steps": None if process is None else self.steps,
             "model_seed": self.seed,
@@ -215,7 +217,7 @@ class Harness(LM):
             total.index_add_(0, owner, found)
         return total / self.times, at_once(denoiser, x0, scored, rng("once"))
 
-    def _draft(self, context: str, kwargs: dict[str, Any]) -> Draft:
+    def _draft(self, context: str, kwargs: dict[str, Any]) -> Template:
         """The context and a hole for what is to be written. Where both do not fit, the hole gets as many tokens as it
         was asked for, or half of the model's length; the context is cut on the left."""
         words = self.model.tokenizer.model is not None
@@ -232,11 +234,11 @@ class Harness(LM):
         if new + len(given) > room:
             self._say(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
         ids = self.lead + given[max(0, len(given) + new - room) :]
-        start = self.model.tokenizer.bos if self.model.framed else None
+        start = self.model.tokenizer.bos if self.model.bos_framed else None
         hole = (len(ids), len(ids) + new)
-        return Draft(ids + [HOLE] * new, [context, ""], [hole], len(self.lead), words, start=start)
+        return Template(ids + [OPEN] * new, [context, ""], [hole], len(self.lead), words, bos=start)
 
-    def _sampling(self, kwargs: dict[str, Any]) -> Sampling:
+    def _settings(self, kwargs: dict[str, Any]) -> Settings:
         """How a task wants it written: greedily unless it says otherwise, as in all of the harness."""
         unknown = sorted(set(kwargs) - set(_KNOWN))
         if unknown:
@@ -244,10 +246,11 @@ class Harness(LM):
         temperature = kwargs.get("temperature")
         sampled = kwargs.get("do_sample", bool(temperature)) and temperature != 0
         steps = None if self.model.denoiser.process is None else self.steps
-        if not sampled:
-            return Sampling(steps, top_k=1)
-        top_k, top_p = max(0, int(kwargs.get("top_k") or 0)), float(kwargs.get("top_p") or 1.0)
-        return Sampling(steps, temperature=1.0 if temperature is None else float(temperature), top_k=top_k, top_p=top_p)
+        given: dict[str, Any] = {"steps": steps, "top_k": 1}
+        if sampled:
+            given["top_k"], given["top_p"] = max(0, int(kwargs.get("top_k") or 0)), float(kwargs.get("top_p") or 1.0)
+            given["temperature"] = 1.0 if temperature is None else float(temperature)
+        return resolve(given, self.model.denoiser.process, self.model.posterior)
 
     def _say(self, what: str) -> None:
         if what not in self._said:

@@ -27,7 +27,8 @@ from cdlm.metrics.gen_ppl import mean, perplexity
 from cdlm.metrics.likelihood import few_step, repeated
 from cdlm.metrics.mauve import FEW, mauve
 from cdlm.rng import seeded
-from cdlm.text.pipeline import Model
+from cdlm.sample.samplers import ORDERS
+from cdlm.text.pipeline import Pipeline
 from cdlm.types import Tokens
 
 PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
@@ -43,15 +44,15 @@ def judged(
     began = time.perf_counter()
     readings = judge.read([_clean(line["text"], about) for line in lines], config.protocol, matched, show)
     seconds = time.perf_counter() - began
-    tokens = [line["tokens"] for line in lines]
+    tokens = [line["token_ids"] for line in lines]
     own = [round(len(counted(ids, about["eos"])) * r.share) for ids, r in zip(tokens, readings, strict=True)]
     nats, entropies = [r.nats for r in readings], [float(entropy(torch.tensor([ids]))) for ids in tokens]
     scored, varied = perplexity(nats, [r.tokens for r in readings]), mean(entropies)
     row: Row = {
         **about,
         "key": key,
-        "num": len(lines),
-        "nfe": sum(line["evaluations"] for line in lines) / len(lines),
+        "num_samples": len(lines),
+        "nfe": sum(line["nfe"] for line in lines) / len(lines),
         "judge": judge.label,
         "judge_hash": judge.fingerprint,
         "own_judge": judge.fingerprint == about["hash"],
@@ -83,14 +84,14 @@ def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config
     theirs = _originals(judge, tuple(_clean(line["reference"], about) for line in lines), config.protocol)
     row: Row = {
         "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
-        "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_tokens"]]))) for x in lines])),
+        "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_token_ids"]]))) for x in lines])),
         "mauve": mauve(features_of(readings), features_of(theirs)),
         "mauve_warning": f"{len(lines)} texts; below {FEW} it is biased upwards" if len(lines) < FEW else None,
     }
     if about["task"] == "conditional":
         row["bleu2"] = bleu2([line["text"] for line in lines], [line["reference"] for line in lines])
         row["bleu2_tokens"] = token_bleu2(
-            [line["tokens"] for line in lines], [line["reference_tokens"] for line in lines]
+            [line["token_ids"] for line in lines], [line["reference_token_ids"] for line in lines]
         )
         row["bleu2_how"] = TOKENISATION
     return row
@@ -105,11 +106,11 @@ def _originals(judge: Judge, texts: tuple[str, ...], protocol: Protocol) -> list
 def likelihood(cell: Cell, config: EvalConfig) -> Row:
     """The NELBO of a set, with its interval over texts and its spread over times."""
     assert cell.set is not None
-    model, length = cell.model, config.length or cell.model.length
+    model, length = cell.model, config.max_length or cell.model.max_length
     began = time.perf_counter()
-    blocks = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
+    blocks = cell.set.blocks(model.tokenizer, length, model.bos_framed, config.count, config.seed)
     x0 = blocks.to(model.denoiser.device)
-    found = repeated(model.denoiser, x0, config.times, config.seed, config.batch)
+    found = repeated(model.denoiser, x0, config.times, config.seed, config.batch_size)
     bound = mean(found.mean(-1).tolist())
     special = (model.tokenizer.eos, model.tokenizer.bos)
     texts = (model.tokenizer.decode([i for i in block if i not in special]) for block in blocks.tolist())
@@ -130,16 +131,16 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
     }
 
 
-def _samplers(model: Model, x0: Tokens, config: EvalConfig) -> list[Row]:
+def _samplers(model: Pipeline, x0: Tokens, config: EvalConfig) -> list[Row]:
     """The bounds of samplers of few steps, under masking."""
     if model.denoiser.process is None or not model.denoiser.process.absorbing:
         return []
     rows: list[Row] = []
-    for order in config.order:
-        if order == "random" or order == "dilated" or order == "bit-reversed":
+    for order in config.order or ("random",):
+        if order in ORDERS:
             for steps in config.steps:
                 term = few_step(model.denoiser, steps, order)
-                found = repeated(model.denoiser, x0, config.times, config.seed, config.batch, term)
+                found = repeated(model.denoiser, x0, config.times, config.seed, config.batch_size, term)
                 bound = mean(found.mean(-1).tolist())
                 rows.append({"steps": steps, "order": order, "nelbo": bound.value, "interval": [bound.low, bound.high]})
     return rows
@@ -148,14 +149,14 @@ def _samplers(model: Model, x0: Tokens, config: EvalConfig) -> list[Row]:
 def consistency(cell: Cell, config: EvalConfig) -> Row:
     """Both stand-ins for path invariance on text, at a few pairs of noise levels."""
     assert cell.set is not None
-    model, length = cell.model, config.length or cell.model.length
+    model, length = cell.model, config.max_length or cell.model.max_length
     began = time.perf_counter()
-    x0 = cell.set.blocks(model.tokenizer, length, model.framed, config.count, config.seed).to(model.denoiser.device)
+    x0 = cell.set.blocks(model.tokenizer, length, model.bos_framed, config.count, config.seed).to(model.denoiser.device)
     rows, how = [], model.posterior
     without = how == "plug-in" and model.denoiser.process is not None and not model.denoiser.process.absorbing
     for t, s in PAIRS:
         rng = seeded(config.seed, "consistency", batch=len(x0))
-        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch, leave_one_out=without)
+        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch_size, leave_one_out=without)
         row: Row = {"t": t, "s": s, "reliability": dataclasses.asdict(curve), "reliability_error": curve.error}
         if s > 0:  # at s = 0 the chain ends: its mean is f(x_t, t) by construction
             few = torch.arange(min(16, len(x0)))

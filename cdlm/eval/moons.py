@@ -21,7 +21,7 @@ from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
 from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import full_posterior, heat
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import Process, masked
@@ -29,10 +29,11 @@ from cdlm.process.exact import listed, posterior
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
+from cdlm.sample.draw import last
 from cdlm.sample.exact import ancestral_law, tabulate
-from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_grid
-from cdlm.train.config import RunConfig
+from cdlm.sample.settings import resolve
+from cdlm.sample.timesteps import timesteps
+from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.plot import canvas
 from cdlm.train.step import learner, take_step
@@ -100,9 +101,10 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Cell]
             for steps in config.sampling_steps:
                 progress.update(work, advance=1, description=f"sampling {spec}, {steps} steps")
                 rng = seeded(config.seed, "sample", steps, batch=config.samples)
-                start, grid = row.process.start(moons.length, rng("start")), uniform_grid(steps)
-                drawn = last(ancestral(row.predict, row.process, start, grid, rng, Drawing(posterior=row.posterior))).x
-                law = ancestral_law(row.predict, row.process, moons.length, grid, row.posterior)
+                start = row.process.start(moons.length, rng("start"))
+                settings = resolve({"steps": steps}, row.process, row.posterior)
+                drawn = last(ancestral(row.predict, row.process, start, settings, rng)).x
+                law = ancestral_law(row.predict, row.process, moons.length, timesteps(settings), row.posterior)
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
             progress.update(work, description=f"path invariance of {spec}")
@@ -147,13 +149,15 @@ def train_row(
     process = method.default_process(moons.vocab)
     assert process is not None
     torch.manual_seed(config.seed)
-    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning, absolute=moons.length)
-    run = RunConfig(
+    shape = dataclasses.replace(
+        SIZES["tiny"], time_conditioning=method.time_conditioning, position_embeddings=moons.length
+    )
+    run = TrainConfig(
         spec,
         network=shape,
         steps=config.train_steps,
-        batch=config.batch,
-        lr=config.lr,
+        batch_size=config.batch,
+        learning_rate=config.lr,
         seed=config.seed,
         dtype=config.dtype,
     )
@@ -165,8 +169,8 @@ def train_row(
 
     for step in range(config.train_steps):
         note(spec, take_step(state, batches, step)["loss"].item())
-    save(state.average, config.out / re.sub("[:=,]", "-", spec))
-    return Row(tabulate(state.average, moons.length), process, method.posterior)
+    save(state.ema, config.out / re.sub("[:=,]", "-", spec))
+    return Row(tabulate(state.ema, moons.length), process, method.posterior)
 
 
 def table(config: MoonsConfig, cells: list[Cell]) -> Table:

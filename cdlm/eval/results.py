@@ -14,7 +14,8 @@ from typing import Any
 
 from cdlm.eval.cells import slug
 from cdlm.files import flush
-from cdlm.sample.settings import Sampling
+from cdlm.methods import METHODS
+from cdlm.sample.settings import DEFAULTS, resolve
 
 RESULTS = "results.jsonl"
 Row = dict[str, Any]
@@ -27,31 +28,95 @@ class Samples:
     about: Row
     """Model, settings, seed and cost."""
     lines: list[Row]
-    """index, text, tokens, evaluations; and reference, where a text has one."""
+    """index, text, token_ids, nfe; and reference, where a text has one."""
 
 
-_SETTINGS = {field.name for field in dataclasses.fields(Sampling)}
-_ADDED: Row = {"block": 0, "guidance": 0.0, "cool": None}
-"""Settings that were added later, with the values that reproduce the versions without them."""
+FORMAT = 2
+"""Of rows and samples. Version 1 was written up to version 0.1 of the package."""
+
+_RENAMED = {"grid": "timesteps", "tail": "final_step", "cool": "temperature_end", "bound": "entropy_bound"}
+_RENAMED |= {"block": "block_length"}
+_REQUIRED = {
+    *("steps", "grid", "order", "bound", "tail", "corrector", "eta", "temperature", "top_k", "top_p", "precision"),
+    "posterior",
+}
+"""The settings that every row of version 1 has."""
 
 
 def migrate(row: Row) -> Row:
-    """A row of any version with today's settings of the sampler; settings that no version knew are errors."""
+    """A row of any version as today's version writes it; settings that no version knew are errors."""
     if not isinstance(row, dict):
         raise ValueError(f"a result is an object; got {row!r}")
-    if row.get("sampling") is None:
+    if row.get("format", 1) not in (1, FORMAT):
+        raise ValueError(f"it has format {row['format']!r}, and this version reads {FORMAT}; upgrade cdlm")
+    if row.get("format") == FORMAT:
+        if row.get("sampling") is not None:
+            _check_names(row["sampling"], set(DEFAULTS), set(DEFAULTS))
         return row
-    sampling = {**_ADDED, **row["sampling"]}
-    if unknown := sorted(sampling.keys() - _SETTINGS):
+    row = {**row, "format": FORMAT}
+    if "trained" in row:
+        row["training"] = _migrated_training(row.pop("trained"))
+    if "num" in row:
+        row["num_samples"] = row.pop("num")
+    if row.get("sampling") is not None:
+        row["sampling"] = _migrated_settings(row["sampling"], row)
+    return row
+
+
+def _migrated_settings(sampling: Row, row: Row) -> Row:
+    """The complete settings that those of version 1 were resolved to."""
+    _check_names(sampling, {*_REQUIRED, "block", "guidance", "cool"}, _REQUIRED)
+    given = {_RENAMED.get(name, name): value for name, value in sampling.items() if value is not None}
+    if row.get("process") == "none":
+        given.pop("steps", None)
+    settings = dataclasses.asdict(resolve(given, "any", _posterior(row)))
+    return {**settings, "sampler": "autoregressive", "steps": None} if row.get("process") == "none" else settings
+
+
+def _posterior(row: Row) -> Any:
+    """The posterior that the method of a row uses."""
+    slug = str((row.get("training") or {}).get("method", "")).partition(":")[0]
+    return METHODS[slug].posterior if slug in METHODS and row.get("process") != "masked" else "plug-in"
+
+
+def _migrated_training(training: Row | None) -> Row | None:
+    """How a model was trained, in today's names."""
+    if not training:
+        return training
+    renamed = {"batch": "batch_size", "length": "seq_length"}
+    named = {renamed.get(name, name): value for name, value in training.items()}
+    return {**named, "from": _migrated_training(named["from"])} if "from" in named else named
+
+
+def _check_names(settings: Row, known: set[str], required: set[str]) -> None:
+    if unknown := sorted(settings.keys() - known):
         raise ValueError(f"unknown settings of the sampler: {', '.join(unknown)}")
-    if missing := sorted(_SETTINGS - sampling.keys()):
+    if missing := sorted(required - settings.keys()):
         raise ValueError(f"settings of the sampler are missing: {', '.join(missing)}")
-    return {**row, "sampling": sampling}
 
 
 def key_of(values: Row) -> str:
     """A name for what a cell depends on."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cell_key(about: Row) -> str:
+    """The name of the samples of a cell: the model by its weights, the task, and the complete settings."""
+    depends = (
+        "format",
+        "task",
+        "hash",
+        "process",
+        "vocab",
+        "length",
+        "seed",
+        "dtype",
+        "set",
+        "set_hash",
+        "sampling",
+        "clamp",
+    )
+    return key_of({name: about[name] for name in depends if name in about})
 
 
 def samples_path(out: Path, name: str, key: str) -> Path:
@@ -71,9 +136,15 @@ def write_samples(path: Path, samples: Samples) -> None:
 def read_samples(path: Path) -> Samples:
     try:
         first, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
-        return Samples(migrate(first["cell"]), lines)
+        return Samples(migrate(first["cell"]), [_migrated_sample(line) for line in lines])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and run the same command again") from None
+
+
+def _migrated_sample(line: Row) -> Row:
+    """A sample of any version."""
+    renamed = {"tokens": "token_ids", "evaluations": "nfe", "reference_tokens": "reference_token_ids"}
+    return {renamed.get(name, name): value for name, value in line.items()}
 
 
 def read_rows(out: Path) -> list[Row]:

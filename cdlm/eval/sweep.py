@@ -16,10 +16,12 @@ from cdlm.eval.console import JUDGING, minutes, progress, summary, table, work
 from cdlm.eval.datasets import Set
 from cdlm.eval.measure import circumstances, consistency, judged, likelihood
 from cdlm.eval.results import (
+    FORMAT,
     RESULTS,
     Row,
     Samples,
     append_row,
+    cell_key,
     key_of,
     read_rows,
     read_samples,
@@ -28,8 +30,7 @@ from cdlm.eval.results import (
 )
 from cdlm.eval.scorer import Judge, fingerprint, open_judge
 from cdlm.files import alone_in
-from cdlm.sample.plan import State
-from cdlm.sample.settings import Sampling
+from cdlm.sample.draw import State
 from cdlm.text.pipeline import load
 
 
@@ -84,7 +85,7 @@ def _rows(
         for cell in wanted:
             if cell in missing:
                 bar.update(task, description=cell.name)
-                judges_share = JUDGING * len(judges) / (1 + JUDGING * len(judges)) if cell.how is not None else 0.0
+                judges_share = JUDGING * len(judges) / (1 + JUDGING * len(judges)) if cell.settings is not None else 0.0
                 each = work(cell, config) / config.count
                 sampled = _mover(bar, task, each * (1 - judges_share))
                 read = functools.partial(_advance, bar, task, each * judges_share / max(1, len(judges)))
@@ -104,8 +105,8 @@ def _mover(bar: Progress, task: TaskID, each: float) -> Callable[[State, int], N
     """Advances the bar with the steps of each batch; every sample counts for `each`."""
 
     def show(state: State, batch: int) -> None:
-        if state.step and state.steps:
-            bar.advance(task, batch * each / state.steps)
+        if state.step and state.num_steps:
+            bar.advance(task, batch * each / state.num_steps)
 
     return show
 
@@ -116,28 +117,30 @@ def _advance(bar: Progress, task: TaskID, each: float, texts: int) -> None:
 
 def _check(cell: Cell, config: EvalConfig) -> None:
     """Refuse what cannot be measured, before a judge is opened."""
-    model, length = cell.model, config.length or cell.model.length
+    model, length = cell.model, config.max_length or cell.model.max_length
     if not length:
         raise ValueError(f"{model.name} does not say how long its texts are: give a --length")
-    if model.length and length > model.length:
-        raise ValueError(f"--length {length} is more than the {model.length} tokens that {cell.label} was trained on")
+    if model.max_length and length > model.max_length:
+        raise ValueError(
+            f"--length {length} is more than the {model.max_length} tokens that {cell.label} was trained on"
+        )
     texts = cell.set or _reference(cell, config)
     if texts is not None:
-        texts.blocks(model.tokenizer, length, model.framed, config.count, config.seed)
-    if cell.how is None:
+        texts.blocks(model.tokenizer, length, model.bos_framed, config.count, config.seed)
+    if cell.settings is None:
         return
     if texts is not None and config.count < 2:
         raise ValueError("MAUVE compares two sets of texts: --num must be at least 2")
     if cell.task == "unconditional":
-        model.check(model.continuations([""], 1, length), cell.how)
+        model.check(model.continuations([""], 1, length), cell.settings)
     else:
-        model.check(model.perturbations([[0] * length], clamp=_clamps(cell, config)), cell.how)
+        model.check(model.perturbations([[0] * length], clamp=_clamps(cell, config)), cell.settings)
 
 
 def _keys(cell: Cell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or one alone."""
-    if cell.how is None:
-        about = {**about_model(cell, config), "times": config.times, "trained": None}
+    if cell.settings is None:
+        about = {**about_model(cell, config), "times": config.times, "training": None}
         samplers = {"steps": config.steps, "order": config.order} if cell.task == "likelihood" else {}
         return [key_of({**about, **samplers})]
     return [row_key(about_cell(cell, config), judge, config) for judge in judges]
@@ -153,7 +156,7 @@ def _cell(
     read: Callable[[int], None],
 ) -> Iterator[Row]:
     """The rows of one cell that are not finished."""
-    if cell.how is None:
+    if cell.settings is None:
         measure = likelihood if cell.task == "likelihood" else consistency
         yield {**about_model(cell, config), "key": keys[0], **measure(cell, config), **circumstances(config)}
         return
@@ -170,12 +173,12 @@ def about_model(cell: Cell, config: EvalConfig) -> Row:
     about: Row = {
         "task": cell.task,
         "model": cell.label,
-        "hash": fingerprint(model.folder) if model.folder else "",
-        "trained": model.trained,
+        "hash": fingerprint(model.directory) if model.directory else "",
+        "training": model.training,
         "process": process.name if process else "none",
         "vocab": model.tokenizer.vocab_size,
-        "length": config.length or model.length,
-        "num": config.count,
+        "length": config.max_length or model.max_length,
+        "num_samples": config.count,
         "seed": config.seed,
         "dtype": str(model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
     }
@@ -186,18 +189,15 @@ def about_model(cell: Cell, config: EvalConfig) -> Row:
 
 def about_cell(cell: Cell, config: EvalConfig) -> Row:
     """The same for texts that a model writes; their number is not part of the key: the first of many are the few."""
-    assert cell.how is not None
+    assert cell.settings is not None
     about = about_model(cell, config)
-    num = about.pop("num")
-    about |= {"sampling": dataclasses.asdict(cell.how), "clamp": _clamps(cell, config)}
-    chosen = {name: value for name, value in about["sampling"].items() if value != getattr(Sampling, name)}
-    about["key"] = key_of(
-        {**{name: about[name] for name in about if name not in ("model", "trained")}, "sampling": chosen}
-    )
+    num = about.pop("num_samples")
+    about |= {"format": FORMAT, "sampling": dataclasses.asdict(cell.settings), "clamp": _clamps(cell, config)}
+    about["key"] = cell_key(about)
     words, texts = cell.model.tokenizer, _reference(cell, config)
     if texts is not None:
         about |= {"reference": texts.file.name, "reference_hash": texts.fingerprint}
-    return {**about, "num": num, "eos": words.eos, "end": words.decode([words.eos])}
+    return {**about, "num_samples": num, "eos": words.eos, "end": words.decode([words.eos])}
 
 
 def _reference(cell: Cell, config: EvalConfig) -> Set | None:
@@ -214,7 +214,7 @@ def _clamps(cell: Cell, config: EvalConfig) -> bool:
 
 def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None]) -> Samples:
     """The texts of a cell: kept ones if there are enough of them, else written now, and kept."""
-    assert cell.how is not None
+    assert cell.settings is not None
     about, n = about_cell(cell, config), config.count
     path = samples_path(config.out, cell.name, about["key"])
     path = next(iter((config.out / "samples").glob(f"*-{about['key']}.jsonl")), path)
@@ -222,24 +222,24 @@ def _samples(cell: Cell, config: EvalConfig, show: Callable[[State, int], None])
     model, length, texts = cell.model, about["length"], cell.set or _reference(cell, config)
     if kept is not None and len(kept.lines) >= n and kept.about.get("reference_hash") == about.get("reference_hash"):
         return Samples({**kept.about, **about, "file": path.name}, kept.lines[:n])
-    blocks = texts.blocks(model.tokenizer, length, model.framed, n, config.seed).tolist() if texts else None
+    blocks = texts.blocks(model.tokenizer, length, model.bos_framed, n, config.seed).tolist() if texts else None
     if kept is not None and len(kept.lines) >= n:  # the same texts beside another reference, or beside none
         whole = len(kept.lines) == n
         about, lines = {**kept.about, "reference": None, "reference_hash": None, **about}, kept.lines[:n]
     else:
         whole, lines = True, []
         if cell.task == "conditional":
-            drafts = model.perturbations(blocks or [], clamp=about["clamp"])
+            templates = model.perturbations(blocks or [], clamp=about["clamp"])
         else:
-            drafts = model.continuations([""], n, length)
+            templates = model.continuations([""], n, length)
         began = time.perf_counter()
         with few_threads(model.denoiser.device, model.denoiser.count()):
-            found = model.write(drafts, cell.how, config.seed, batch=config.batch, show=show)
+            found = model.complete(templates, cell.settings, config.seed, batch_size=config.batch_size, on_state=show)
             lines = [dataclasses.asdict(text) for text in sorted(found, key=lambda text: text.index)]
         about |= {"sample_seconds": round(time.perf_counter() - began, 3), **circumstances(config)}
     lines = [{key: line[key] for key in line if not key.startswith("reference")} for line in lines]
     for line, block in zip(lines, blocks or [], strict=False):
-        line |= {"reference": model.tokenizer.decode(block[int(model.framed) :]), "reference_tokens": block}
+        line |= {"reference": model.tokenizer.decode(block[int(model.bos_framed) :]), "reference_token_ids": block}
     if whole:
         write_samples(path, Samples(about, lines))
     return Samples({**about, "file": path.name}, lines)
@@ -257,9 +257,9 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
     began = time.perf_counter()
     for number, path in enumerate(paths, 1):
         samples = read_samples(path)
-        most = PAPER if config.protocol == "paper" else config.num or len(samples.lines)
+        most = PAPER if config.protocol == "paper" else config.num_samples or len(samples.lines)
         n = min(len(samples.lines), most)
-        samples = Samples({**samples.about, "num": n, "file": path.name}, samples.lines[:n])
+        samples = Samples({**samples.about, "num_samples": n, "file": path.name}, samples.lines[:n])
         for judge in judges:
             key = row_key(samples.about, judge, config)
             if key not in finished:
@@ -271,6 +271,6 @@ def _again(config: EvalConfig, judges: Sequence[Judge], finished: dict[str, Row]
 
 
 def row_key(about: Row, judge: Judge, config: EvalConfig) -> str:
-    which = {"samples": about["key"], "num": about["num"], "model": about["model"]}
+    which = {"samples": about["key"], "num": about["num_samples"], "model": about["model"]}
     beside = {"judge": judge.fingerprint, "protocol": config.protocol, "reference": about.get("reference_hash")}
     return key_of({**which, **beside})

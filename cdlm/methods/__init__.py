@@ -28,7 +28,6 @@ from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Process, masked, uniform
-from cdlm.process.order import Order
 from cdlm.process.process import Posterior
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear
 
@@ -179,7 +178,7 @@ def mcdlm_pplopt(
 
 
 def few_step(
-    process: Process, total: int = PAPER_STEPS, *, steps: int = 8, most: int = 0, order: Order = "random"
+    process: Process, total: int = PAPER_STEPS, *, steps: int = 8, most: int = 0, order: str = "random"
 ) -> Objective:
     """The likelihood of a sampler itself: of `steps` hops (or of any number up to `most`) along a reveal order.
 

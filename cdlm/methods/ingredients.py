@@ -11,7 +11,7 @@ from cdlm.objective.coupling import Bridge, Ordered
 from cdlm.objective.divergence import FLOOR, ClosedForm, divergence
 from cdlm.objective.weight import inverse_noise, unit
 from cdlm.process import Gaussian, Process
-from cdlm.process.order import Order
+from cdlm.sample.samplers import ORDERS, load_function
 from cdlm.schedules import Schedule, number, stairs
 from cdlm.types import Pair
 
@@ -34,13 +34,15 @@ def doubling(smallest: float, rounds: int) -> Schedule:
     return stairs(*(smallest * 2**k for k in range(rounds)))
 
 
-def coupling_along(process: Process, order: Order, steps: int) -> Bridge | Ordered:
+def coupling_along(process: Process, order: str, steps: int) -> Bridge | Ordered:
     """The bridge, in the order in which a sampler of so many steps unmasks."""
+    if order not in ORDERS:
+        raise ValueError(f"unknown order {order!r}; choose from {', '.join(ORDERS)}")
     if order == "random":
         return Bridge(process)
     if not process.absorbing:
         raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
-    return Ordered(process, order, steps)
+    return Ordered(process, load_function(ORDERS[order].levels), steps)
 
 
 def anchor_share(kappa: Schedule, additive: bool) -> Schedule:

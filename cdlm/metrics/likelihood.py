@@ -13,7 +13,6 @@ from torch import Tensor
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.loss import Term, weighted_divergence
-from cdlm.process.order import Order
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
@@ -49,7 +48,7 @@ def repeated(
     return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
 
 
-def few_step(denoiser: Denoiser, steps: int, order: Order = "random") -> Term:
+def few_step(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
     """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
     random, a bound of it."""
     (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms

@@ -10,7 +10,7 @@ from torch import Tensor
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.gaussian import Gaussian
-from cdlm.process.order import Order, levels
+from cdlm.process.order import OrderLevels
 from cdlm.process.process import DATA, Process
 from cdlm.rng import Rng, categorical
 from cdlm.types import Pair, Time, Tokens, wide
@@ -53,12 +53,12 @@ class Ordered:
     """
 
     process: Process
-    order: Order
+    order: OrderLevels
     steps: int
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
-        level = levels(self.order, torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
+        level = self.order(torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
         largest = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
 
         def noised(time: Time) -> Tokens:
@@ -68,7 +68,7 @@ class Ordered:
         return pair_of(self.process, x0, noised(s), noised(t), s, t)
 
     def __str__(self) -> str:
-        return f"Ordered({self.process.name}, {self.order})"
+        return f"Ordered({self.process.name}, {getattr(self.order, '__name__', self.order)})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Network:
             x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
             alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
         hidden = network.features(x_s, alpha_s)
-        unconditional = (hidden[-1, :1] if network.blind else hidden[-1]) if self.guidance else None
+        unconditional = (hidden[-1, :1] if network.position_invariant else hidden[-1]) if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
         among_live = place.to(dense.device)[dense // length] * length + dense % length
         rows = hidden.flatten(0, 1)[send(among_live, hidden.device)]

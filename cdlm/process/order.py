@@ -1,12 +1,12 @@
-"""Unmasking orders: a level u in (0, 1) for every masked position, from which its time of unmasking follows.
+"""Unmasking orders: a level in (0, 1) for every masked position, from which its time of unmasking follows.
 
-A position is masked at time t while u < (1 - alpha_t) / (1 - alpha_1). Under independent uniform levels that is the
-marginal q(x_t | x_0) of the masked process; other orders keep the marginal of each position, and positions depend on
-each other. Samplers unmask along them (`sample/order.py`), and couplings draw both ends of a hop along them
-(`objective/coupling.py`).
+A position is masked at time t while its level is below (1 - alpha_t) / (1 - alpha_1). Under independent uniform levels
+that is the marginal q(x_t | x_0) of the masked process; other orders keep the marginal of each position, and positions
+depend on each other. Samplers unmask along them (`sample/order.py`), and couplings draw both ends of a hop along them
+(`objective/coupling.py`). `sample/samplers.py` has the table of orders.
 """
 
-from typing import Literal
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,31 +14,58 @@ from torch import Tensor
 
 from cdlm.rng import Rng
 
-Order = Literal["random", "dilated", "bit-reversed"]
 Level = Float[Tensor, "b l"]
 
 _BITS = 30
 
 
-def levels(order: Order, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
-    """The level of each position; high ones are revealed first.
+class OrderLevels(Protocol):
+    """An unmasking order: the level of every position, of which the masked ones count; high levels come first.
 
-    dilated: the positions of a hop are exactly `steps` apart (on a uniform grid), hops in random order. bit-reversed:
-    coarse to fine, each hop halfway between what is there already. Both count masked positions only, so that a blank is
-    spread over itself.
+    `steps` is the number of steps that the sampler takes."""
+
+    def __call__(self, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level: ...
+
+
+def random_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
+    """Independent uniform levels: ancestral sampling."""
+    return rng("reveal").uniform(is_mask.shape[1])
+
+
+def dilated_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
+    """The positions of a step are exactly `steps` apart, and the steps come in random order.
+
+    Only masked positions are counted, so that a masked span is spread over itself.
     """
-    if order == "random":
-        return rng("reveal").uniform(is_mask.shape[1])
-    place = is_mask.cumsum(-1) - 1 + rng("offset").integers(1, 2**20)
-    if order == "bit-reversed":
-        return _bit_reversed(place)
+    place = _places(is_mask, rng)
     turn = rng("reveal").uniform(steps).argsort(-1).argsort(-1)
-    within = _bit_reversed(place // steps) * (1 - 2e-6) + 1e-6
+    within = _radical_inverse(place // steps) * (1 - 2e-6) + 1e-6
     return (turn.gather(-1, place % steps) + within) / steps
 
 
-def _bit_reversed(place: Int[Tensor, "b l"]) -> Level:
-    """The radical inverse in base 2: the binary digits of a number, mirrored behind the point."""
+def bit_reversed_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
+    """From coarse to fine: each step lies halfway between what is there already."""
+    return _radical_inverse(_places(is_mask, rng))
+
+
+def equal_steps(level: Level, is_mask: Bool[Tensor, "b l"]) -> Level:
+    """The same order with levels that are evenly spaced: every step of a uniform grid unmasks the same number.
+
+        level = (rank + 1/2) / n    among the n masked positions, rank 0 is unmasked last
+
+    The number that is masked at time t is then the expected one, rounded, in place of a binomial one.
+    """
+    rank = level.masked_fill(~is_mask, torch.inf).argsort(dim=-1, stable=True).argsort(-1)
+    return ((rank + 0.5) / is_mask.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1 - 1e-9)
+
+
+def _places(is_mask: Bool[Tensor, "b l"], rng: Rng) -> Int[Tensor, "b l"]:
+    """The number of each masked position, from a random first number on."""
+    return is_mask.cumsum(-1) - 1 + rng("offset").integers(1, 2**20)
+
+
+def _radical_inverse(place: Int[Tensor, "b l"]) -> Level:
+    """In base 2: the binary digits of a number, mirrored behind the point."""
     value = torch.zeros(place.shape, dtype=torch.float64)
     for bit in range(_BITS):
         value += (place >> bit & 1) * 2.0 ** -(bit + 1)

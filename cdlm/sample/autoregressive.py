@@ -3,51 +3,67 @@
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from cdlm.model.compile import recorded
 from cdlm.model.denoiser import Denoiser
 from cdlm.rng import Rng
-from cdlm.sample.naive import raced
-from cdlm.sample.plan import Drawing, State, picked
+from cdlm.sample.draw import Draw, State, make_draw, token_probs
+from cdlm.sample.logits import LogitsRows
+from cdlm.sample.naive import gumbel_race
+from cdlm.sample.settings import Settings
 from cdlm.types import Tokens
 
 
 @torch.no_grad()
 def autoregressive(
-    denoiser: Denoiser, x: Tokens, length: int, rng: Rng, drawing: Drawing | None = None, naive: bool = False
+    predict: Denoiser,
+    process: None,
+    x: Tokens,
+    settings: Settings,
+    rng: Rng,
+    *,
+    given: Bool[Tensor, "b l"] | None = None,
+    start: float = 1.0,
+    draw: Draw | None = None,
 ) -> Iterator[State]:
-    """Continue the prompts x, at least one token each, to `length` tokens; yields a state after each token.
+    """Continue the prompts, the first positions of x that are `given` (by default one, the start of the text).
 
-    A step reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed. `naive` draws by the
-    race in single precision.
+    A step reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed.
     """
-    drawing, (b, given) = drawing or Drawing(), x.shape
-    text = torch.nn.functional.pad(x, (0, length - given))
+    draw = draw or make_draw(predict, process, x, settings)
+    naive = settings.precision == "naive-fp32"
+    b, length = x.shape
+    prompt = 1 if given is None else int(given[0].sum())
+    text = x.masked_fill(torch.arange(length, device=x.device) >= prompt, 0)
     u = rng("next").uniform(length, x.device)
-    past = denoiser.backbone.blank_past(b, length)
-    if given > 1:
-        denoiser.backbone.extend(x[:, :-1], torch.arange(given - 1, device=x.device), past)
-    position = torch.full((1,), given - 1, device=x.device)
-    chance = drawing.unknown(text)
+    past = predict.backbone.blank_past(b, length)
+    if prompt > 1:
+        predict.backbone.extend(text[:, : prompt - 1], torch.arange(prompt - 1, device=x.device), past)
+    position = torch.full((1,), prompt - 1, device=x.device)
+    rows = torch.arange(b, device=x.device)
+    probs, t = draw.unknown_probs(text), torch.ones(b, device=x.device)
 
     def step() -> None:
-        hidden = denoiser.backbone.extend(text.index_select(1, position), position, past)
-        said = denoiser.logits(hidden[:, 0])
-        law = drawing.shape(said)
+        hidden = predict.backbone.extend(text.index_select(1, position), position, past)
+        raw = predict.logits(hidden[:, 0])
+        logits = draw.process(raw, LogitsRows(t, text, rows * length + position + 1))
         if naive:
-            token = raced(law.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
+            token = gumbel_race(logits.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
         else:
-            token = drawing.draw(law, u.index_select(1, position + 1)[:, 0])
+            token = draw.token(logits, u.index_select(1, position + 1)[:, 0])
         text.index_copy_(1, position + 1, token[:, None])
-        if chance is not None:
-            chance.index_copy_(1, position + 1, picked(said, token)[:, None])
+        if probs is not None:
+            probs.index_copy_(1, position + 1, token_probs(raw, token)[:, None])
         position.add_(1)
 
-    if length - given > 8 and not naive:  # recording runs the step a few times
+    if length - prompt > 8 and not naive:  # recording runs the step a few times
         step = recorded(step, x.device)
-        position.fill_(given - 1)
-    yield State(x, 0, length - given, [0] * b, drawing.unknown(x))
-    for done in range(1, length - given + 1):
+        position.fill_(prompt - 1)
+    num_steps = length - prompt
+    yield State(text[:, :prompt].clone(), 0, num_steps, [0] * b, draw.unknown_probs(text[:, :prompt]))
+    for done in range(1, num_steps + 1):
         step()
-        seen = None if chance is None else chance[:, : given + done].clone()
-        yield State(text[:, : given + done].clone(), done, length - given, [done] * b, seen)
+        seen = None if probs is None else probs[:, : prompt + done].clone()
+        yield State(text[:, : prompt + done].clone(), done, num_steps, [done] * b, seen)

@@ -1,10 +1,10 @@
-"""Reveal orders that ask the network: first the positions it is most certain about.
+"""Unmasking orders that ask the network: first the positions that it is most certain about.
 
-Not the law of the model any more (what is revealed depends on what was drawn), and often better text for it. For masked
-processes.
+This is no longer the distribution of the model (what is unmasked depends on what was drawn), and often better text for
+it. For masked processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,98 +12,166 @@ from torch import Tensor
 
 from cdlm.process.process import Process
 from cdlm.rng import Rng
-from cdlm.sample.plan import Drawing, Head, State, chunks, is_blank, moving, picked, split
-from cdlm.sample.settings import Confidence
-from cdlm.sample.timesteps import Grid
+from cdlm.sample.draw import (
+    Draw,
+    Head,
+    State,
+    make_draw,
+    row_chunks,
+    same_at_all_positions,
+    token_probs,
+    trunk_and_head,
+    writable,
+)
+from cdlm.sample.logits import LogitsRows
+from cdlm.sample.settings import Settings
+from cdlm.sample.timesteps import timesteps
 from cdlm.types import Index, LogLaw, Predictor, Tokens, wide
 
+Certainty = Callable[[LogLaw, Index], Float[Tensor, "n"]]
+"""How certain the network is of each row, from its log-probabilities and the token drawn."""
 
-@torch.no_grad()
-def confident(
+
+def probability(log_probs: LogLaw, token: Index) -> Float[Tensor, "n"]:
+    """The log-probability of the token that was drawn."""
+    return log_probs.gather(-1, token[:, None])[:, 0]
+
+
+def margin(log_probs: LogLaw, token: Index) -> Float[Tensor, "n"]:
+    """Between the two most probable tokens."""
+    best = log_probs.topk(min(2, log_probs.shape[-1])).values.exp()
+    return best[:, 0] - best[:, -1]
+
+
+def negative_entropy(log_probs: LogLaw, token: Index) -> Float[Tensor, "n"]:
+    return (log_probs.exp() * log_probs.clamp(min=-1e9)).sum(-1)
+
+
+CERTAINTIES: dict[str, Certainty] = {
+    "probability": probability,
+    "margin": margin,
+    "entropy-bound": negative_entropy,
+}
+
+
+def confidence(
     predict: Predictor,
     process: Process,
     x: Tokens,
-    grid: Grid,
+    settings: Settings,
     rng: Rng,
-    by: Confidence = "probability",
-    drawing: Drawing | None = None,
-    bound: float = 0.0,
+    *,
     given: Bool[Tensor, "b l"] | None = None,
+    start: float = 1.0,
+    draw: Draw | None = None,
 ) -> Iterator[State]:
     """Draw a token at every mask, keep the most certain ones, ask again for the rest.
 
-    Each hop keeps the share of masks that the grid says. With `entropy-bound` it keeps more as long as the entropies of
-    all that it keeps but the largest add up to at most `bound` nats, a limit on how much drawing them independently can
-    cost: the number of evaluations then follows from the text, and is at most the number of hops. Certainty is that of
-    the prediction itself, before temperature, top-k or top-p; what is equally certain goes in random order.
+    Each step keeps the share of masks that the timesteps say. Certainty is that of the prediction itself, before any
+    logits processor; ties go in random order.
     """
-    drawing = drawing or Drawing()
-    trunk, logits = split(predict, process)
-    l, hops = x.shape[1], len(grid) - 1
-    masks = 1 - process.noise.alpha(grid)
-    start = moving(process, x, given).sum(-1)
-    blank = is_blank(predict, process, x)
-    evaluations, chance = [0] * len(x), drawing.unknown(x)
-    yield State(x, 0, hops, evaluations, chance)
-    for hop in range(hops):
-        is_mask = moving(process, x, given)
+    return _most_certain_first(predict, process, x, settings, rng, given, start, draw, bound=None)
+
+
+def entropy_bound(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    settings: Settings,
+    rng: Rng,
+    *,
+    given: Bool[Tensor, "b l"] | None = None,
+    start: float = 1.0,
+    draw: Draw | None = None,
+) -> Iterator[State]:
+    """Lowest entropies first, and more than the timesteps say as long as the entropies of all that a step keeps but the
+    largest add up to at most `settings.entropy_bound` nats: a limit on how much drawing them independently can cost.
+
+    The number of evaluations then follows from the text, and is at most the number of steps.
+    """
+    bound = settings.entropy_bound
+    return _most_certain_first(predict, process, x, settings, rng, given, start, draw, bound=bound)
+
+
+@torch.no_grad()
+def _most_certain_first(
+    predict: Predictor,
+    process: Process,
+    x: Tokens,
+    settings: Settings,
+    rng: Rng,
+    given: Bool[Tensor, "b l"] | None,
+    start: float,
+    draw: Draw | None,
+    bound: float | None,
+) -> Iterator[State]:
+    draw = draw or make_draw(predict, process, x, settings)
+    certainty = CERTAINTIES[settings.order]
+    times = timesteps(settings, start)
+    trunk, head = trunk_and_head(predict, process)
+    l, steps = x.shape[1], len(times) - 1
+    masks = 1 - process.noise.alpha(times)
+    first_masks = writable(process, x, given).sum(-1)
+    uniform_input = same_at_all_positions(predict, process, x)
+    nfe, probs = [0] * len(x), draw.unknown_probs(x)
+    yield State(x, 0, steps, nfe, probs)
+    for step in range(steps):
+        is_mask = writable(process, x, given)
         left = is_mask.sum(-1)
-        share = float(masks[hop + 1] / masks[0])
-        keep = (left - (start.to(wide(x.device)) * share + 1e-9).floor().long()).clamp(min=0)
-        busy = (left > 0) if by == "entropy-bound" else (keep > 0)
-        run = torch.ones_like(busy) if drawing.compiled else busy
+        share = float(masks[step + 1] / masks[0])
+        keep = (left - (first_masks.to(wide(x.device)) * share + 1e-9).floor().long()).clamp(min=0)
+        busy = (left > 0) if bound is not None else (keep > 0)
+        run = torch.ones_like(busy) if draw.compiled else busy
         running = run.nonzero()[:, 0]
         if bool(busy.any()):
-            evaluations = [done + now for done, now in zip(evaluations, busy.tolist(), strict=True)]
+            nfe = [done + now for done, now in zip(nfe, busy.tolist(), strict=True)]
             index = (is_mask & busy[:, None]).flatten().nonzero()[:, 0]
             place = (run.cumsum(0) - 1)[index // l] * l + index % l
-            t = torch.full((len(running),), float(grid[hop]), dtype=wide(x.device), device=x.device)
-            hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if blank else trunk(x[running], t)
-            u = rng("hop", hop).uniform(l, x.device).flatten()[index]
-            token, certainty, likely = _drawn(
-                logits, hidden.flatten(0, 1)[place], float(grid[hop]), u, drawing, by, process.vocab
+            t = torch.full((len(running),), float(times[step]), dtype=wide(x.device), device=x.device)
+            hidden = trunk(x[running][:, :1], t).expand(-1, l, -1) if uniform_input else trunk(x[running], t)
+            u = rng("hop", step).uniform(l, x.device).flatten()[index]
+            rows = LogitsRows(t.new_full((len(index),), float(times[step])), x, index)
+            token, certain, new_probs = _drawn(
+                head, hidden.flatten(0, 1)[place], rows, u, draw, certainty, process.vocab
             )
-            table = torch.full(x.shape, -torch.inf, dtype=certainty.dtype, device=x.device)
-            table.view(-1)[index] = certainty
-            tie = rng("tie", hop).uniform(l, x.device)
-            chosen = _most(table, tie, keep, bound if by == "entropy-bound" else None) & is_mask
-            blank = False
+            table = torch.full(x.shape, -torch.inf, dtype=certain.dtype, device=x.device)
+            table.view(-1)[index] = certain
+            tie = rng("tie", step).uniform(l, x.device)
+            chosen = _most_certain(table, tie, keep, bound) & is_mask
+            uniform_input = False
             drawn = x.flatten().scatter(0, index, token).view_as(x)
             x = torch.where(chosen, drawn, x)
-            if chance is not None:
-                chance = torch.where(chosen, chance.flatten().scatter(0, index, likely).view_as(x), chance)
-        yield State(x, hop + 1, hops, evaluations, chance)
-        if not bool(moving(process, x, given).any()):
+            if probs is not None:
+                probs = torch.where(chosen, probs.flatten().scatter(0, index, new_probs).view_as(x), probs)
+        yield State(x, step + 1, steps, nfe, probs)
+        if not bool(writable(process, x, given).any()):
             return
 
 
 def _drawn(
-    logits: Head, rows: Tensor, t: float, u: Float[Tensor, "n"], drawing: Drawing, by: Confidence, vocab: int
+    head: Head,
+    hidden: Tensor,
+    rows: LogitsRows,
+    u: Float[Tensor, "n"],
+    draw: Draw,
+    certainty: Certainty,
+    vocab: int,
 ) -> tuple[Index, Float[Tensor, "n"], Float[Tensor, "n"]]:
     """A token for each row, how certain the network is about it, and the token's probability, if that is watched."""
     device = u.device
-    token = torch.empty(len(rows), dtype=torch.long, device=device)
-    certainty = torch.empty(len(rows), dtype=wide(device), device=device)
-    likely = torch.full((len(rows),), torch.nan, device=device)
-    for at in chunks(len(rows), vocab):
-        law = logits(rows[at]).to(device)
-        token[at] = drawing.draw(drawing.shape(law, t, drawing.blank), u[at])
-        certainty[at] = _certainty(law.to(wide(device)).log_softmax(-1), token[at], by)
-        if drawing.watched:
-            likely[at] = picked(law, token[at])
-    return token, certainty, likely
+    token = torch.empty(len(hidden), dtype=torch.long, device=device)
+    certain = torch.empty(len(hidden), dtype=wide(device), device=device)
+    probs = torch.full((len(hidden),), torch.nan, device=device)
+    for part in row_chunks(len(hidden), vocab):
+        logits = head(hidden[part]).to(device)
+        token[part] = draw.token(draw.process(logits, LogitsRows(rows.t[part], rows.x, rows.index[part])), u[part])
+        certain[part] = certainty(logits.to(wide(device)).log_softmax(-1), token[part])
+        if draw.watch:
+            probs[part] = token_probs(logits, token[part])
+    return token, certain, probs
 
 
-def _certainty(law: LogLaw, token: Index, by: Confidence) -> Float[Tensor, "n"]:
-    if by == "probability":
-        return law.gather(-1, token[:, None])[:, 0]
-    if by == "margin":
-        best = law.topk(min(2, law.shape[-1])).values.exp()
-        return best[:, 0] - best[:, -1]
-    return (law.exp() * law.clamp(min=-1e9)).sum(-1)  # minus the entropy
-
-
-def _most(
+def _most_certain(
     certainty: Float[Tensor, "b l"], tie: Float[Tensor, "b l"], keep: Int[Tensor, "b"], bound: float | None
 ) -> Bool[Tensor, "b l"]:
     """The `keep` most certain positions of each sequence, and those that the entropy bound adds."""

@@ -1,4 +1,4 @@
-"""Predictor-corrector sampling: hops that also take tokens back.
+"""Predictor-corrector sampling: steps that also remask tokens.
 
 A Psi sampler draws from  kappa q(x_s | x_t, f) + (1 - kappa) (q(x_0 | x_t, f), noised to s): with kappa = 1 the
 ancestral sampler, with kappa = 0 a new start from the prediction in every hop. Every member keeps the marginals of the
@@ -12,29 +12,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cdlm.sample.settings import CorrectorKind, check_eta
-
 
 @dataclasses.dataclass(frozen=True)
 class Corrector:
-    """When tokens are taken back.
+    """Which share of tokens is remasked.
 
-    | kind     | share of visible tokens masked again in a hop                                  |
+    | kind     | share of visible tokens that is remasked in a step                             |
     | -------- | ------------------------------------------------------------------------------ |
     | constant | eta (1 - a_s): a share eta of all positions starts anew (Psi)                   |
     | cap      | min(eta, most), where most = min(1, (1 - a_s) / a_t) is all that marginals bear |
     | rescale  | eta most                                                                        |
-    | loop     | eta most, on the plateau of a `loop_grid`; nothing elsewhere                    |
+    | loop     | eta most, on the plateau of `loop_times`; nothing elsewhere                   |
 
     Other processes have no masks: there kappa, at least 0, is the share of positions that hop as usual, and the rest is
     predicted and noised again.
     """
 
-    kind: CorrectorKind
+    kind: str
     eta: float
-
-    def __post_init__(self) -> None:
-        check_eta(self.eta)
 
     def kappa(self, a_t: Float[Tensor, "n"], a_s: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         """The share of the ancestral hop; below 0 where ReMDM takes back more than a mixture could."""

@@ -1,10 +1,10 @@
-"""Sampling along an unmasking order: which positions are drawn in which hop, settled before the network runs.
+"""Sampling along an unmasking order: which positions are drawn in which step, settled before the network runs.
 
-`process/order.py` gives every masked position a level u in (0, 1); it is still masked at time t while u lies below the
-share of masks left, (1 - alpha_t) / (1 - alpha_start). Independent uniform levels are the ancestral sampler of the
-paper; levels far apart at neighbouring positions spread the tokens of one hop, which are drawn independently of each
-other, over the text; and hops at the levels themselves are first-hitting sampling, one token at a time: the limit of
-infinitely many steps.
+An order (`process/order.py`) gives every masked position a level in (0, 1); it is still masked at time t while its
+level lies below the share of masks left, (1 - alpha_t) / (1 - alpha_start). Independent uniform levels are the
+ancestral sampler of the paper; levels far apart at neighbouring positions spread the tokens of one step, which are
+drawn independently of each other, over the text; and steps at the levels themselves are first-hitting sampling, one
+token at a time: the limit of infinitely many steps.
 """
 
 import dataclasses
@@ -14,104 +14,100 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cdlm.process.order import Level, Order, levels
+from cdlm.process.order import Level, equal_steps
 from cdlm.process.process import Process
 from cdlm.rng import Rng
-from cdlm.sample.plan import Drawing, Pass, State, follow, moving
-from cdlm.sample.settings import Tail
-from cdlm.sample.timesteps import Grid
+from cdlm.sample.draw import Draw, State, make_draw, writable
+from cdlm.sample.plan import Evaluation, execute
+from cdlm.sample.samplers import ORDERS, load_function
+from cdlm.sample.settings import Settings
+from cdlm.sample.timesteps import Times, timesteps
 from cdlm.types import Predictor, Tokens, wide
 
 
-def ordered(
+def unmask_in_order(
     predict: Predictor,
     process: Process,
     x: Tokens,
-    grid: Grid,
+    settings: Settings,
     rng: Rng,
-    order: Order = "dilated",
-    drawing: Drawing | None = None,
-    tail: Tail = "none",
+    *,
     given: Bool[Tensor, "b l"] | None = None,
+    start: float = 1.0,
+    draw: Draw | None = None,
 ) -> Iterator[State]:
-    """Reveal the masks of x along the grid, in an order of choice."""
-    check_tail(process, grid, tail)
-    is_mask = moving(process, x, given).cpu()
-    level = levels(order, is_mask, len(grid) - 1, rng)
-    passes = reveal(process, is_mask, level, grid, rng, tail, x.device)
-    return follow(predict, process, x, passes, drawing, len(passes))
+    """Unmask x along the timesteps, in the order of the settings."""
+    times = timesteps(settings, start)
+    is_mask = writable(process, x, given).cpu()
+    level = load_function(ORDERS[settings.order].levels)(is_mask, len(times) - 1, rng)
+    level = equal_steps(level, is_mask) if settings.step_size == "equal" else level
+    plan = plan_by_level(process, is_mask, level, times, rng, settings.final_step, x.device)
+    return execute(predict, process, x, plan, draw or make_draw(predict, process, x, settings), len(plan))
 
 
 def first_hitting(
     predict: Predictor,
     process: Process,
     x: Tokens,
+    settings: Settings,
     rng: Rng,
-    start: float = 1.0,
-    drawing: Drawing | None = None,
+    *,
     given: Bool[Tensor, "b l"] | None = None,
+    start: float = 1.0,
+    draw: Draw | None = None,
 ) -> Iterator[State]:
-    """One token at each evaluation, in random order and at its exact time: ancestral sampling with a perfect grid."""
-    is_mask = moving(process, x, given).cpu()
+    """One token in each evaluation, in random order and at its exact time: ancestral sampling with perfect steps."""
+    is_mask = writable(process, x, given).cpu()
     level = rng("reveal").uniform(x.shape[1]).masked_fill(~is_mask, -1.0)
-    hop = level.argsort(-1, descending=True).argsort(-1)
+    step = level.argsort(-1, descending=True).argsort(-1)
     noise = process.noise
     alpha = float(noise.alpha(torch.tensor(start, dtype=torch.float64)))
     t = noise.inverse(1 - level.clamp(min=0) * (1 - alpha))
-    passes = _compressed(hop, t, is_mask, rng, x.device)
-    return follow(predict, process, x, passes, drawing, len(passes))
+    plan = _without_empty_steps(step, t, is_mask, rng, x.device)
+    return execute(predict, process, x, plan, draw or make_draw(predict, process, x, settings), len(plan))
 
 
-def check_tail(process: Process, grid: Grid, tail: Tail) -> None:
-    """A tail takes the place of the last hop to 0."""
-    ends = float(grid[-1])
-    if tail != "none" and ends == 0:
-        raise ValueError("a tail is one more evaluation after the hops: end the grid above 0, at NEAR_ZERO")
-    if tail == "none" and ends > 0 and process.absorbing:
-        raise ValueError(f"a grid that ends at {ends:g} leaves masks behind: end it at 0, or give a tail")
-
-
-def reveal(
+def plan_by_level(
     process: Process,
     is_mask: Bool[Tensor, "b l"],
     level: Level,
-    grid: Grid,
+    times: Times,
     rng: Rng,
-    tail: Tail = "none",
+    final_step: str = "none",
     device: torch.device | str = "cpu",
-) -> list[Pass]:
-    """The passes that reveal masks at their levels; what the grid leaves over falls to the tail.
+) -> list[Evaluation]:
+    """The evaluations that unmask positions at their levels; what the steps leave over falls to the final step.
 
-    Hops in which a sequence reveals nothing are left out, for each sequence by itself: its next hop moves up.
+    Steps in which a sequence draws nothing are left out, for each sequence by itself: its next step moves up.
     """
-    masks = 1 - process.noise.alpha(grid)
-    share, hops = masks[1:] / masks[0], len(grid) - 1
-    hop = hops - torch.searchsorted(share.flip(0).contiguous(), level, right=True)
-    now = is_mask if tail == "sample" else is_mask & (hop < hops)
-    passes = _compressed(hop, grid[hop], now, rng, device)
-    over = is_mask & (hop == hops)
-    if tail == "argmax" and bool(over.any()):
-        greedy = _compressed(torch.zeros_like(hop), grid[hop], over, rng, device)
-        passes += [dataclasses.replace(one, u=None) for one in greedy]
-    return passes
+    masks = 1 - process.noise.alpha(times)
+    share, steps = masks[1:] / masks[0], len(times) - 1
+    step = steps - torch.searchsorted(share.flip(0).contiguous(), level, right=True)
+    now = is_mask if final_step == "sample" else is_mask & (step < steps)
+    plan = _without_empty_steps(step, times[step], now, rng, device)
+    over = is_mask & (step == steps)
+    if final_step == "argmax" and bool(over.any()):
+        greedy = _without_empty_steps(torch.zeros_like(step), times[step], over, rng, device)
+        plan += [dataclasses.replace(evaluation, u=None) for evaluation in greedy]
+    return plan
 
 
-def _compressed(
-    hop: Int[Tensor, "b l"],
+def _without_empty_steps(
+    step: Int[Tensor, "b l"],
     t: Float[Tensor, "b l"],
     where: Bool[Tensor, "b l"],
     rng: Rng,
     device: torch.device | str,
-) -> list[Pass]:
-    """Passes in which every sequence goes through its own non-empty hops, one after the other.
+) -> list[Evaluation]:
+    """Evaluations in which every sequence goes through its own non-empty steps, one after the other.
 
-    Drawn up on the host, in one piece: the device then never waits to learn how many positions come next.
+    Made on the host, in one piece: the device then never waits to learn how many positions come next.
     """
-    b, l = hop.shape
-    busy = torch.zeros(b, int(hop.max()) + 1, dtype=torch.bool)
+    b, l = step.shape
+    busy = torch.zeros(b, int(step.max()) + 1, dtype=torch.bool)
     flat = where.flatten().nonzero()[:, 0]
-    busy[flat // l, hop.flatten()[flat]] = True
-    number = (busy.cumsum(-1) - 1).gather(-1, hop).flatten()[flat]
+    busy[flat // l, step.flatten()[flat]] = True
+    number = (busy.cumsum(-1) - 1).gather(-1, step).flatten()[flat]
     total = int(busy.sum(-1).max())
     counts = torch.bincount(number * b + flat // l, minlength=total * b).view(total, b).tolist()
     times = torch.ones(total, b, dtype=t.dtype)
@@ -121,5 +117,5 @@ def _compressed(
     sizes = [sum(row) for row in counts]
     times, u = (column.to(wide(device)).to(device) for column in (times, u))
     split = zip(times, counts, index.to(device).split(sizes), u.split(sizes), strict=True)
-    most = max((max(row) for row in counts), default=0)
-    return [Pass(*columns, most=most) for columns in split]
+    max_count = max((max(row) for row in counts), default=0)
+    return [Evaluation(*columns, max_count=max_count) for columns in split]

@@ -1,247 +1,363 @@
-"""How a text is drawn: the settings of all samplers as plain values, checked without importing torch.
+"""The settings of a sampler: one schema, from which everything that reads or shows settings is derived.
 
-`generate.py` carries them out.
+`Settings` names every setting with its default, range and help. `resolve` completes what a call gives with the model's
+generation config and the defaults, and validates the result once. torch is not imported.
 """
 
 import dataclasses
+import difflib
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from cdlm.sample.samplers import ORDERS, SAMPLERS, Sampler
 
 if TYPE_CHECKING:
     from cdlm.process.process import Posterior, Process
 
-Confidence = Literal["probability", "margin", "entropy-bound"]
-"""Orders that ask the network. probability: of the token drawn. margin: between the two likeliest tokens.
-entropy-bound: lowest entropies first, and as many at once as the bound allows."""
-UnmaskingOrder = Literal["random", "dilated", "bit-reversed", "first-hitting", Confidence]
-CorrectorKind = Literal["constant", "cap", "rescale", "loop"]
-Precision = Literal["fp64", "fp32", "naive-fp32"]
-Tail = Literal["none", "sample", "argmax"]
-"""One more evaluation after the last hop: none; drawn; or its most likely token at every position that is still noisy
-(the greedy tail)."""
-
-STEPS, ETA, BOUND = 32, 0.05, 0.5
-KINDS = ("order", "grid", "corrector")
-"""Settings that make another sampler."""
 LOOP_STEPS = 4
-"""The fewest steps of the corrector `loop`, which goes down, stays and finishes."""
-_MOST = 1_000_000
+"""The fewest steps of the corrector `loop`."""
+
+GenerationConfig = Mapping[str, Any]
+"""What a model's generation_config.json says: settings by name, and `step_presets`, a list of settings for different
+numbers of steps (`cdlm/text/generation_config.py`)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How a text is drawn; the same settings in Python and on the command line.
+class Spec:
+    """What is known of a setting besides its name and type."""
 
-    What contradicts itself is refused when the settings are made, what does not fit a process before anything is
-    computed.
-    """
-
-    steps: int | None = None
-    """Denoising steps: evaluations of the network, before the tail [as the model writes best, else 32]."""
-    grid: str = "uniform"
-    """Where the steps lie: uniform, cosine (small steps first), or times of your own from 1 to 0, as in 1,0.6,0.2,0."""
-    order: UnmaskingOrder = "random"
-    """Which masks are revealed first. random is the exact ancestral sampler; first-hitting its limit of one token a
-    step; dilated and bit-reversed keep the tokens of one step far apart; probability, margin and entropy-bound begin
-    with what the network is most certain about (with entropy-bound, steps is the most it takes)."""
-    bound: float | None = None
-    """For entropy-bound: how many nats of entropy to reveal in one step; more is faster and coarser [0.5]."""
-    tail: Tail = "none"
-    """One more evaluation after the steps: sample as in the paper's protocol, argmax for the greedy tail. Under masking
-    hardly anything is left for it."""
-    corrector: Literal["none", CorrectorKind] = "none"
-    """Take tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
-    eta: float | None = None
-    """How strongly the corrector acts, in (0, 1] [0.05]."""
-    temperature: float = 1.0
-    """Below 1 sharpens the predicted law, above 1 flattens it."""
-    cool: float | None = None
-    """The temperature at the end, where it is not the same all along: from --temperature it goes there in a straight
-    line."""
-    guidance: float = 0.0
-    """Above 0 sharpens the law relative to what the network says of a blank text, so that frequent tokens do not get
-    more frequent. For masked models."""
-    top_k: int = 0
-    """Draw from the k likeliest tokens alone; 0 for all."""
-    top_p: float = 1.0
-    """Draw from the smallest set of tokens with this probability."""
-    precision: Precision = "fp64"
-    """Of the draw. fp64 and fp32 draw from the same law; naive-fp32 is the published race over rounded probabilities,
-    which sharpens samples, for comparison with FP32 tables."""
-    posterior: Literal["auto", "plug-in", "mixture"] = "auto"
-    """How the prediction enters the bridge; auto is what the model's method calls for (docs/choices.md)."""
-    block: int = 0
-    """Write texts longer than the model's own: after its own length, this many tokens at a time."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            choices = _choices(field.type)
-            value = getattr(self, field.name)
-            if choices and value not in choices:
-                raise ValueError(f"{_flag(field.name)} is one of {', '.join(choices)}; got {value!r}")
-        for name in ("steps", "top_k", "block", "temperature", "top_p", "cool", "guidance", "bound", "eta"):
-            value, whole = getattr(self, name), name in ("steps", "top_k", "block")
-            if value is not None and (not isinstance(value, int if whole else (int, float)) or isinstance(value, bool)):
-                raise ValueError(f"{_flag(name)} is a {'whole ' if whole else ''}number; got {value!r}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"--steps must be at least 1; got {self.steps}")
-        if self.steps is not None and self.steps > _MOST:
-            raise ValueError(f"--steps must be at most {_MOST:,}; got {self.steps}")
-        if self.block < 0:
-            raise ValueError(f"--block must be at least 1, or 0 for none; got {self.block}")
-        check_shape(self.temperature, self.top_k, self.top_p, self.guidance, self.cool)
-        times = self.times()
-        if times and self.steps not in (None, len(times) - 1):
-            raise ValueError(f"--grid {self.grid} has {len(times) - 1} steps; leave out --steps {self.steps}")
-        if self.bound is not None and (self.order != "entropy-bound" or not self.bound >= 0):
-            raise ValueError("--bound is at least 0 and goes with --order entropy-bound")
-        if self.eta is not None and self.corrector == "none":
-            raise ValueError("--eta goes with a corrector: add --corrector rescale, or leave it out")
-        if self.precision == "naive-fp32" and (self.guidance or self.cool is not None):
-            name = "guidance" if self.guidance else "cool"
-            raise ValueError(f"--precision naive-fp32 is the published sampler, which has no --{name}: leave it out")
-        if self.corrector != "none":
-            check_eta(ETA if self.eta is None else self.eta)
-            self._alone(f"--corrector {self.corrector}", "order", "precision")
-        if self.corrector == "loop" and self.grid != "uniform":
-            raise ValueError("--corrector loop brings its own grid; leave out --grid")
-        if self.corrector == "loop" and (self.steps or STEPS) < LOOP_STEPS:
-            raise ValueError(f"--corrector loop needs at least {LOOP_STEPS} steps; got {self.steps}")
-        if self.order == "first-hitting" and (self.steps, self.grid, self.tail) != (None, "uniform", "none"):
-            raise ValueError("--order first-hitting reveals one token a step: leave out --steps, --grid and --tail")
-        if self.order in get_args(Confidence) and self.tail != "none":
-            raise ValueError(f"--order {self.order} leaves no mask for a tail; leave out --tail")
-        if self.precision == "naive-fp32":
-            self._alone("--precision naive-fp32", "order")
-            if self.posterior == "mixture":
-                raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
-        if self.order == "dilated" and self.grid != "uniform":
-            raise ValueError("--order dilated needs the uniform grid: leave out --grid, or use --order bit-reversed")
-
-    def _alone(self, flag: str, *others: str) -> None:
-        """Some samplers do not combine."""
-        for name in others:
-            value = getattr(self, name)
-            if value in (*get_args(Confidence), "dilated", "bit-reversed", "first-hitting", "naive-fp32"):
-                raise ValueError(f"{flag} does not go with {_flag(name)} {value}: leave out one of them")
-
-    def check(self, process: "Process | None", posterior: "Posterior" = "plug-in") -> None:
-        """Refuse what the process, or the posterior that the model calls for, cannot do."""
-        if process is None:
-            allowed = ("temperature", "top_k", "top_p", "precision")
-            wrong = [name for name in asked(self) if name not in allowed]
-            if wrong:
-                raise ValueError(
-                    f"an autoregressive model draws one token after another and has no {_flag(wrong[0])}; leave it out"
-                )
-        elif not process.absorbing and self.order != "random":
-            raise ValueError(
-                f"--order {self.order} reveals masks, and this model has none (its process is {process.name}); "
-                "use --order random"
-            )
-        elif not process.has_mask and self.guidance:
-            raise ValueError(
-                f"--guidance compares with a blank text, and this model has no mask to write one (its process is "
-                f"{process.name}); use --temperature"
-            )
-        elif process.absorbing and self.posterior != "auto":
-            raise ValueError("under masking plug-in and mixture are the same: leave out --posterior")
-        elif self.precision == "naive-fp32" and self.posterior == "auto" and posterior == "mixture":
-            raise ValueError("--precision naive-fp32 races over the plug-in posterior: add --posterior plug-in")
-
-    def times(self) -> list[float]:
-        """The times of a grid of one's own."""
-        if not isinstance(self.grid, str):
-            raise ValueError(f'--grid is a word or times in one string, such as "1,0.6,0.2,0"; got {self.grid!r}')
-        if self.grid in ("uniform", "cosine"):
-            return []
-        try:
-            times = [float(part) for part in self.grid.split(",")]
-        except ValueError:
-            raise ValueError(
-                f"--grid is uniform, cosine, or times from 1 to 0 such as 1,0.6,0.2,0; got {self.grid!r}"
-            ) from None
-        if len(times) < 2 or times[0] != 1 or times[-1] != 0 or any(not t > s for t, s in itertools.pairwise(times)):
-            raise ValueError(f"a grid of your own falls from 1 to 0, such as 1,0.6,0.3,0; got {self.grid}")
-        return times
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    """An exclusive minimum."""
+    choices: Collection[str] | None = None
+    requires: str | None = None
+    """The capability of the process, an attribute of `Process`, that any value but the default needs."""
+    explicit: bool = False
+    """Whether giving it at all, even its default, asks for a sampler that reads it."""
+    hint: str = ""
+    """Advice after an error."""
 
 
-Own = Sequence[dict[str, Any]]
-"""Settings that a model writes best with, for one number of steps or several; the first are its usual ones."""
+def setting(default: Any, text: str, **more: Any) -> Any:
+    return dataclasses.field(metadata={"spec": Spec(default, text, **more)})
 
 
-def nearest(own: Own, steps: int | None) -> dict[str, Any]:
-    """Those for the number of steps closest by ratio, as few steps want other guidance than many; or the usual ones."""
-    if not own or steps is None:
-        return own[0] if own else {}
-    return min(own, key=lambda one: abs(math.log(one["steps"] / steps)))
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The complete settings of one call, made by `resolve`."""
 
-
-def sampling_of(how: dict[str, Any], own: Own = ()) -> Sampling:
-    """Settings given as keywords, with those of a model's `own` where nothing is said.
-
-    Another sampler than its own begins from the plain settings: what was found good for one says little of another. An
-    unknown setting is named together with those there are.
-    """
-    known = [field.name for field in dataclasses.fields(Sampling)]
-    unknown = [name for name in how if name not in known]
-    if unknown:
-        raise TypeError(f"there is no setting {unknown[0]!r}; there are: {', '.join(known)}")
-    how = {name: value for name, value in how.items() if value is not None}
-    best = nearest(own, Sampling(steps=how.get("steps")).steps)  # refused here if they are none
-    other = any(name in how and how[name] != best.get(name, getattr(Sampling, name)) for name in KINDS)
-    other = other or how.get("precision") == "naive-fp32"  # the published one, which knows no guidance
-    chosen = Sampling(**({} if other else best) | how)
-    if own and chosen.steps is None and chosen.order != "first-hitting" and not chosen.times():
-        return dataclasses.replace(chosen, steps=STEPS)  # which is not the model's own number, and should be seen
-    return chosen
-
-
-def asked(how: Sampling, own: Own = ()) -> dict[str, Any]:
-    """What one has to ask for to be answered so: all that is not plain, or not as a model with `own` settings would."""
-    best, found = nearest(own, how.steps), {}
-    for field in dataclasses.fields(Sampling):
-        value = getattr(how, field.name)
-        if value is not None and not field.default == best.get(field.name, field.default) == value:
-            found[field.name] = value
-    return found
-
-
-def flags(how: Sampling, own: Own = ()) -> str:
-    """The same, as a command takes them."""
-    return " ".join(
-        f"{_flag(name)} {value:g}" if isinstance(value, float) else f"{_flag(name)} {value}"
-        for name, value in asked(how, own).items()
+    sampler: str = setting("auto", "The sampler; auto is the first that takes all other settings.")
+    steps: int | None = setting(
+        32, "Denoising steps. Steps in which nothing is drawn are free.", minimum=1, maximum=1_000_000, explicit=True
+    )
+    timesteps: str = setting(
+        "uniform", "Times of the steps: uniform, cosine (small steps first), or your own, such as 1,0.6,0.2,0."
+    )
+    order: str = setting("random", "Which masked positions are drawn first.", requires="absorbing")
+    step_size: str = setting(
+        "random",
+        "Positions per step: a random number as in the forward process, or an equal number in each step.",
+        choices=("random", "equal"),
+        requires="absorbing",
+    )
+    final_step: str = setting(
+        "none",
+        "One more network evaluation after the last step: sample as in the paper's protocol, argmax for greedy rows.",
+        choices=("none", "sample", "argmax"),
+    )
+    corrector: str = setting(
+        "none",
+        "Remask tokens between steps: constant (Psi sampler), or ReMDM's cap, rescale and loop.",
+        choices=("none", "constant", "cap", "rescale", "loop"),
+    )
+    eta: float = setting(0.05, "Strength of the corrector.", above=0, maximum=1, explicit=True)
+    entropy_bound: float = setting(
+        0.5, "For --order entropy-bound: nats of entropy that one step may draw at once.", minimum=0, explicit=True
+    )
+    temperature: float = setting(
+        1.0, "Below 1 sharpens the predicted distribution.", minimum=1e-6, hint="; for greedy decoding use top-k 1"
+    )
+    temperature_end: float | None = setting(
+        None, "Temperature at the end, reached linearly in t; constant if not given.", minimum=1e-6
+    )
+    guidance: float = setting(
+        0.0,
+        "Guidance relative to the unconditional prediction (fully masked input); 0 is off, and g equals a CFG scale of "
+        "1 + g.",
+        minimum=0,
+        requires="has_mask",
+    )
+    top_k: int = setting(0, "Draw from the k most probable tokens only; 0 is off.", minimum=0)
+    top_p: float = setting(1.0, "Draw from the smallest set of tokens with this probability.", above=0, maximum=1)
+    precision: str = setting(
+        "fp64",
+        "Precision of the draw. naive-fp32 is the published FP32 sampler, which sharpens samples.",
+        choices=("fp64", "fp32", "naive-fp32"),
+    )
+    posterior: str = setting(
+        "auto",
+        "How the prediction enters the bridge; auto is what the model's method uses.",
+        choices=("auto", "plug-in", "mixture"),
+        explicit=True,
+    )
+    block_length: int = setting(
+        0, "Generate beyond the model's length, this many tokens at a time; 0 is off.", minimum=0
     )
 
 
-def check_shape(temperature: float, top_k: int, top_p: float, guidance: float, cool: float | None) -> None:
-    """Validate temperature, top-k, top-p and guidance."""
-    if not 1e-6 <= temperature < float("inf"):
+SPECS: dict[str, Spec] = {field.name: field.metadata["spec"] for field in dataclasses.fields(Settings)}
+DEFAULTS: dict[str, Any] = {name: spec.default for name, spec in SPECS.items()}
+TYPES: dict[str, type] = {"temperature_end": float, "steps": int} | {
+    field.name: field.type for field in dataclasses.fields(Settings) if isinstance(field.type, type)
+}
+SELECTING = ("sampler", "order", "step_size", "timesteps", "corrector")
+"""Settings that make another sampler: a generation config does not apply to one that it was not chosen for."""
+
+
+def choices(name: str) -> list[str]:
+    """The values of a setting with a choice, read off the tables; empty for other settings."""
+    if name == "sampler":
+        return ["auto", *SAMPLERS]
+    if name == "order":
+        return list(dict.fromkeys(order for row in SAMPLERS.values() for order in row.choices.get("order", ())))
+    return list(SPECS[name].choices or ())
+
+
+def resolve(
+    given: Mapping[str, Any] | None = None,
+    process: "Process | Literal['any'] | None" = "any",
+    posterior: "Posterior" = "plug-in",
+    generation_config: GenerationConfig | None = None,
+) -> Settings:
+    """The settings of a call: what is given, else the generation config of the model, else the defaults.
+
+    Without a `process` it is not checked whether they fit the model, which is autoregressive if the process is None.
+    `posterior` is the one that the model's method uses. Settings of another sampler than that of the generation config
+    start from the defaults. An unknown name is a `TypeError`, a value or a combination that makes no sense a
+    `ValueError`.
+    """
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    for name, value in given.items():
+        check_value(name, value)
+    preset = preset_for(given, generation_config)
+    values = {**DEFAULTS, **preset, **given}
+    times = custom_timesteps(values["timesteps"])
+    if times:
+        if "steps" in given and given["steps"] != len(times) - 1:
+            raise ValueError(f"--timesteps {values['timesteps']} has {len(times) - 1} steps; leave out --steps.")
+        values["steps"] = len(times) - 1
+        given = {**given, "steps": len(times) - 1}
+    _check_capabilities(values, process)
+    values["posterior"] = posterior if values["posterior"] == "auto" else values["posterior"]
+    if values["sampler"] != "auto":  # settings that it restricts take the first of its values
+        for name, accepted in SAMPLERS[values["sampler"]].choices.items():
+            if name not in given and name != "posterior" and values[name] not in accepted:
+                values[name] = next(iter(accepted))
+    values["sampler"] = _choose_sampler(values, given, process)
+    if "steps" not in SAMPLERS[values["sampler"]].settings:
+        values["steps"] = None
+    _check_steps(values)
+    return Settings(**values)
+
+
+def check_value(name: str, value: Any) -> None:
+    """Refuse an unknown setting, and a value of a wrong type or outside the range."""
+    if name not in SPECS:
+        near = difflib.get_close_matches(name, SPECS, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"choose from {', '.join(SPECS)}"
+        raise TypeError(f"unknown setting {name!r}; {advice}")
+    spec, kind = SPECS[name], TYPES[name]
+    if options := choices(name):
+        if value not in options:
+            raise ValueError(f"{flag(name)} must be one of {', '.join(options)} (got {value!r}).")
+        return
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError(f"{flag(name)} must be a string (got {value!r}).")
+        return
+    allowed = (int,) if kind is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+        raise ValueError(f"{flag(name)} must be {'an integer' if kind is int else 'a finite number'} (got {value!r}).")
+    low = spec.minimum if spec.above is None else spec.above
+    outside = (low is not None and (value < low or value == spec.above)) or (
+        spec.maximum is not None and value > spec.maximum
+    )
+    if outside:
+        raise ValueError(f"{flag(name)} must be {_range(spec)} (got {value}){spec.hint}.")
+
+
+def preset_for(given: Mapping[str, Any], generation_config: GenerationConfig | None) -> dict[str, Any]:
+    """What the generation config says for this call: the preset for the closest number of steps, or the top level.
+
+    Nothing if the call asks for another sampler, since settings found for one say little about another.
+    """
+    if not generation_config:
+        return {}
+    preset = {name: value for name, value in generation_config.items() if name in SPECS}
+    presets = generation_config.get("step_presets") or []
+    if "steps" in given and presets:
+        preset = dict(min(presets, key=lambda each: abs(math.log(each["steps"] / given["steps"]))))
+    merged = {**DEFAULTS, **preset}
+    if given.get("precision") == "naive-fp32" or any(
+        given.get(name, merged[name]) != merged[name] for name in SELECTING
+    ):
+        return {}
+    return preset
+
+
+def custom_timesteps(timesteps: str) -> list[float]:
+    """The times of `--timesteps 1,0.6,0.2,0`; empty for uniform and cosine ones."""
+    if timesteps in ("uniform", "cosine"):
+        return []
+    try:
+        times = [float(part) for part in timesteps.split(",")]
+    except ValueError:
+        times = []
+    falling = all(t > s for t, s in itertools.pairwise(times))
+    if len(times) < 2 or times[0] != 1 or times[-1] != 0 or not falling:
         raise ValueError(
-            f"temperature must be above 0 and finite, and at least 1e-6; got {temperature} (for the most likely token "
-            "alone, use top-k 1)"
+            f"--timesteps must be uniform, cosine, or times that fall from 1 to 0, such as 1,0.6,0.2,0 "
+            f"(got {timesteps!r})."
         )
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top-p must lie in (0, 1]; got {top_p} (1 keeps every token)")
-    if top_k < 0:
-        raise ValueError(f"top-k must be at least 1, or 0 to keep every token; got {top_k}")
-    if not 0 <= guidance < float("inf"):
-        raise ValueError(f"guidance must be finite and at least 0 (none); got {guidance}")
-    if cool is not None and not 1e-6 <= cool < float("inf"):
-        raise ValueError(f"the temperature to cool to must be at least 1e-6, and finite; got {cool}")
+    return times
 
 
-def check_eta(eta: float) -> None:
-    if not 0 < eta <= 1:
-        raise ValueError(f"the eta of a corrector lies in (0, 1]; got {eta}")
+def explicit(settings: Settings, generation_config: GenerationConfig | None = None) -> dict[str, Any]:
+    """The settings that a call has to give to be resolved to these again."""
+    values = dataclasses.asdict(settings)
+    row = SAMPLERS[settings.sampler]
+    preset = preset_for(
+        {name: values[name] for name in ("steps", *SELECTING) if name in row.settings}, generation_config
+    )
+    return {
+        name: values[name]
+        for name in SPECS
+        if name in row.settings
+        and name != "posterior"
+        and values[name] is not None
+        and (name == "steps" or not values[name] == DEFAULTS[name] == preset.get(name, DEFAULTS[name]))
+    }
 
 
-def _choices(hint: object) -> tuple[str, ...]:
-    return tuple(choice for choice in get_args(hint) if isinstance(choice, str))
+def sources(
+    settings: Settings, given: Mapping[str, Any], generation_config: GenerationConfig | None = None
+) -> dict[str, str]:
+    """Where each setting that the sampler reads comes from: given, the generation config, or the default."""
+    preset = preset_for({name: value for name, value in given.items() if value is not None}, generation_config)
+    return {
+        name: "given" if given.get(name) is not None else "generation config" if name in preset else "default"
+        for name in SAMPLERS[settings.sampler].settings
+    }
 
 
-def _flag(name: str) -> str:
+def setting_type(name: str) -> Any:
+    """The type of a setting for the command line and the HTTP API: a `Literal` where there is a choice."""
+    options = choices(name)
+    return Literal[tuple(options)] if options else TYPES[name]
+
+
+def flags(values: Mapping[str, Any]) -> str:
+    """Settings as the command line takes them."""
+    return " ".join(
+        f"{flag(name)} {value:g}" if isinstance(value, float) else f"{flag(name)} {value}"
+        for name, value in values.items()
+    )
+
+
+def describe_settings(settings: Settings) -> list[str]:
+    """Settings in words: the steps, the precision, and whatever is not the default."""
+    return list(_words(settings))
+
+
+def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _words(settings: Settings) -> Iterator[str]:
+    if settings.steps:
+        yield f"{settings.steps} steps"
+    yield settings.precision
+    for name, value in dataclasses.asdict(settings).items():
+        if name in ("sampler", "steps", "precision", "posterior") or value == DEFAULTS[name]:
+            continue
+        yield f"{name.replace('_', '-')} {value}"
+
+
+def _range(spec: Spec) -> str:
+    if spec.above is not None:
+        return f"above {spec.above:g}" + (f" and at most {spec.maximum:,}" if spec.maximum is not None else "")
+    if spec.maximum is not None:
+        return f"between {spec.minimum:g} and {spec.maximum:,}"
+    return f"at least {spec.minimum:g}"
+
+
+def _check_capabilities(values: Mapping[str, Any], process: "Process | Literal['any'] | None") -> None:
+    """Refuse what the noise process cannot do."""
+    if process is None or process == "any":
+        return
+    for name, spec in SPECS.items():
+        if spec.requires and values[name] != spec.default and not getattr(process, spec.requires):
+            needs = "a mask token" if spec.requires == "has_mask" else "a masked process"
+            raise ValueError(
+                f"{flag(name)} {values[name]} needs {needs}, and the process of this model is {process.name}; "
+                f"leave out {flag(name)}."
+            )
+    if process.absorbing and values["posterior"] != "auto":
+        raise ValueError("--posterior has no effect on a masked process, where both are the same; leave it out.")
+
+
+def _choose_sampler(
+    values: Mapping[str, Any], given: Mapping[str, Any], process: "Process | Literal['any'] | None"
+) -> str:
+    """The sampler that is named, or else the first that takes all settings."""
+    rows = SAMPLERS if values["sampler"] == "auto" else {values["sampler"]: SAMPLERS[values["sampler"]]}
+    unread = {name: _unread(row, values, given) for name, row in rows.items()}
+    fitting = [name for name, row in rows.items() if process == "any" or row.fits(process)]
+    for name in fitting:
+        if not unread[name]:
+            return name
+    asked = [name for name in (*SELECTING, "precision") if values[name] != DEFAULTS[name]]
+    if not fitting:
+        kind = "is autoregressive" if process is None or process == "any" else f"has the process {process.name}"
+        raise ValueError(f"{_written(values, asked)} does not fit this model, which {kind}; leave it out.")
+    best = min(fitting, key=lambda name: len(unread[name]))
+    takers = [name for name in fitting if not set(unread[best]) & set(unread[name])]
+    if not takers:
+        raise ValueError(f"{_written(values, unread[best][:1])} does not apply to the {best} sampler; leave it out.")
+    other = min(takers, key=lambda name: len(unread[name]))
+    raise ValueError(
+        f"no sampler takes {_written(values, unread[other])} together with {_written(values, unread[best])}; "
+        "leave out one of them."
+    )
+
+
+def _unread(row: Sampler, values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Settings that a sampler would ignore, or whose values it does not take."""
+    ignored = [
+        name
+        for name, spec in SPECS.items()
+        if name not in ("sampler", *row.settings)
+        and ((values[name] != spec.default and name != "posterior") or (spec.explicit and name in given))
+    ]
+    return ignored + [name for name, accepted in row.choices.items() if values[name] not in accepted]
+
+
+def _written(values: Mapping[str, Any], names: Collection[str]) -> str:
+    return " ".join(f"{flag(name)} {values[name]}" for name in names)
+
+
+def _check_steps(values: Mapping[str, Any]) -> None:
+    """Combinations of settings that concern the number and the times of the steps."""
+    if values["corrector"] == "loop":
+        if values["timesteps"] != "uniform":
+            raise ValueError("--corrector loop has timesteps of its own; leave out --timesteps.")
+        if values["steps"] < LOOP_STEPS:
+            raise ValueError(f"--corrector loop needs at least {LOOP_STEPS} steps (got {values['steps']}).")
+    order = ORDERS.get(values["order"])
+    if order is not None and order.uniform_timesteps and values["timesteps"] != "uniform":
+        raise ValueError(f"--order {values['order']} needs uniform timesteps; leave out --timesteps.")

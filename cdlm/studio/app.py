@@ -26,7 +26,7 @@ from cdlm.studio.jobs import Desk, Full, Job
 from cdlm.studio.moons import moving_points
 from cdlm.studio.schema import Completion, Health, Infill, Limits, ModelCard, ModelList, Problem, Written
 from cdlm.studio.writing import Event, events, order
-from cdlm.text.pipeline import Model
+from cdlm.text.pipeline import Pipeline
 
 PAGE = Path(__file__).parent / "page"
 BODY = 1 << 20
@@ -59,7 +59,7 @@ WRONG: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    models: Mapping[str, Model],
+    models: Mapping[str, Pipeline],
     results: Sequence[Path] = (),
     limits: Limits | None = None,
     token: str | None = None,
@@ -249,8 +249,8 @@ def sent(event: Event) -> bytes:
     return f"event: {event.kind}\ndata: {json.dumps(event.data, ensure_ascii=False)}\n\n".encode()
 
 
-def card(label: str, model: Model) -> ModelCard:
-    method = str(model.trained.get("method", ""))
+def card(label: str, model: Pipeline) -> ModelCard:
+    method = str(model.training.get("method", ""))
     process = model.denoiser.process
     return ModelCard(
         id=label,
@@ -260,15 +260,15 @@ def card(label: str, model: Model) -> ModelCard:
         has_mask=process is not None and process.has_mask,
         parameters=model.denoiser.count(),
         vocab=model.tokenizer.vocab_size,
-        length=model.length,
-        sampling=model.own,
+        length=model.max_length,
+        sampling=model.generation_config,
     )
 
 
 def sections(results: Sequence[Path]) -> list[dict[str, Any]]:
     """Judged texts from nothing, sorted by judge."""
     found, _ = gather(results)
-    kept = ("ppl", "entropy", "nfe", "num")
+    kept = ("ppl", "entropy", "nfe", "num_samples")
     return [
         {
             "judge": section.judge,

@@ -8,7 +8,7 @@ from cdlm.data.toy import Moons
 from cdlm.process import masked, uniform
 from cdlm.process.exact import posterior
 from cdlm.rng import categorical, seeded
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 
 BINS = 64
 
@@ -18,7 +18,7 @@ def moving_points(process: Literal["masked", "uniform"], steps: int, points: int
     """Every frame of `points` samples; a coordinate that is still masked is None."""
     moons, kind = Moons(BINS), (masked if process == "masked" else uniform)(BINS)
     rng = seeded(seed, "studio", batch=points)
-    x, predict, grid = kind.start(moons.length, rng("start")), _posterior(process), uniform_grid(steps).tolist()
+    x, predict, grid = kind.start(moons.length, rng("start")), _posterior(process), uniform_times(steps).tolist()
     states = [x]
     for hop, (t, s) in enumerate(itertools.pairwise(grid)):
         noise = rng("hop", hop)

@@ -13,16 +13,16 @@ import torch
 from cdlm.metrics.diversity import entropy
 from cdlm.sample.settings import Sampling
 from cdlm.studio.schema import Choice, Completion, Infill, Limits, Settings, Usage
-from cdlm.text.pipeline import Frame, Model
-from cdlm.text.template import HOLE, Draft, blanks
+from cdlm.text.pipeline import Frame, Pipeline
+from cdlm.text.template import OPEN, Template, blanks
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
     """A checked request."""
 
-    model: Model
-    drafts: list[Draft]
+    model: Pipeline
+    templates: list[Template]
     how: Sampling
     seed: int
     whole: bool
@@ -39,7 +39,7 @@ class Event:
     data: dict[str, Any]
 
 
-def order(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
+def order(asked: Completion | Infill, model: Pipeline, limits: Limits) -> Order:
     """Check a request against the limits and the model; a ValueError says what is wrong, in the words of a request."""
     try:
         return _checked(asked, model, limits)
@@ -53,7 +53,7 @@ def in_fields(message: str) -> str:
     return re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), message)
 
 
-def _checked(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
+def _checked(asked: Completion | Infill, model: Pipeline, limits: Limits) -> Order:
     if asked.n > limits.n:
         raise ValueError(f"at most {limits.n} texts at a time; got n = {asked.n}")
     if asked.steps is not None and asked.steps > limits.steps:
@@ -62,21 +62,21 @@ def _checked(asked: Completion | Infill, model: Model, limits: Limits) -> Order:
     if len(given) > limits.characters:
         raise ValueError(f"at most {limits.characters:,} characters; got {len(given):,}")
     if isinstance(asked, Completion):
-        length = min(model.length or limits.length, limits.length) if asked.max_tokens is None else asked.max_tokens
+        length = min(model.max_length or limits.length, limits.length) if asked.max_tokens is None else asked.max_tokens
         if length > limits.length:
             raise ValueError(f"at most {limits.length} tokens; got {length}")
-        drafts = model.continuations([asked.prompt], asked.n, length)
+        templates = model.continuations([asked.prompt], asked.n, length)
     elif asked.text is not None:
-        drafts = [model.filled(blanks(asked.text, model.tokenizer, asked.width, model.framed, limits.length))] * asked.n
+        templates = [model.filled(blanks(asked.text, model.tokenizer, asked.width, model.bos_framed, limits.length))] * asked.n
     else:
-        drafts = [remasked(model, asked.tokens or [], asked.masked or [])] * asked.n
-    if (size := len(drafts[0].ids) - drafts[0].tail) > limits.length:
+        templates = [remasked(model, asked.tokens or [], asked.masked or [])] * asked.n
+    if (size := len(templates[0].ids) - templates[0].tail) > limits.length:
         raise ValueError(f"at most {limits.length} tokens; got {size}")
-    how = model.settings(sampling(asked))
+    how = model.resolve(sampling(asked))
     if how.steps is not None and how.steps > limits.steps:  # its own, where the request says nothing
         how = dataclasses.replace(how, steps=limits.steps)
-    model.check(drafts, how)
-    return Order(model, drafts, how, asked.seed, isinstance(asked, Infill) and asked.text is None, asked.stream)
+    model.check(templates, how)
+    return Order(model, templates, how, asked.seed, isinstance(asked, Infill) and asked.text is None, asked.stream)
 
 
 def sampling(asked: Settings) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def sampling(asked: Settings) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in asked.model_fields_set if name in names}
 
 
-def remasked(model: Model, tokens: list[int], masked: list[int]) -> Draft:
+def remasked(model: Pipeline, tokens: list[int], masked: list[int]) -> Template:
     """Tokens of an earlier text, some of which are to be written anew."""
     states = model.tokenizer.vocab_size
     if len(tokens) < 2 or not masked:
@@ -95,33 +95,33 @@ def remasked(model: Model, tokens: list[int], masked: list[int]) -> Draft:
     if not all(0 <= place < len(tokens) for place in masked):
         raise ValueError(f"masked positions lie between 0 and {len(tokens) - 1}")
     places = set(masked)
-    ids = [HOLE if place in places else token for place, token in enumerate(tokens)]
-    runs = [list(run) for _, run in itertools.groupby(range(len(ids)), lambda place: ids[place] == HOLE)]
-    holes = [(run[0], run[-1] + 1) for run in runs if ids[run[0]] == HOLE]
-    return Draft(ids, [""] * (len(holes) + 1), holes, without=(model.tokenizer.eos, model.tokenizer.bos))
+    ids = [OPEN if place in places else token for place, token in enumerate(tokens)]
+    runs = [list(run) for _, run in itertools.groupby(range(len(ids)), lambda place: ids[place] == OPEN)]
+    holes = [(run[0], run[-1] + 1) for run in runs if ids[run[0]] == OPEN]
+    return Template(ids, [""] * (len(holes) + 1), holes, without=(model.tokenizer.eos, model.tokenizer.bos))
 
 
 def events(asked: Order) -> Iterator[Event]:
     """A frame for each state, empty unless it is looked at, and the finished texts."""
     began, before, last = time.perf_counter(), None, None
-    for last in asked.model.frames(asked.drafts, asked.how, asked.seed):
+    for last in asked.model.frames(asked.templates, asked.how, asked.seed):
         shown = _frame(asked, last, before) if asked.watched else {}
         yield Event("frame", {**shown, "seconds": round(time.perf_counter() - began, 4)})
         before = last
     assert last is not None
     seconds = time.perf_counter() - began
-    choices = [_choice(asked, last, number) for number in range(len(asked.drafts))]
-    written = sum(draft.written for draft in asked.drafts)
-    given = sum(len(draft.ids) - draft.tail for draft in asked.drafts) - written
+    choices = [_choice(asked, last, number) for number in range(len(asked.templates))]
+    written = sum(template.num_generated for template in asked.templates)
+    given = sum(len(template.token_ids) - template.suffix for template in asked.templates) - written
     usage = Usage(prompt_tokens=given, completion_tokens=written, seconds=round(seconds, 4))
     yield Event("done", {"choices": choices, "usage": usage})
 
 
 def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
-    for number, ids in enumerate(frame.tokens):
-        old = before.tokens[number] if before is not None else ids
-        chances = frame.chances[number] if frame.chances is not None else []
+    for number, ids in enumerate(frame.token_ids):
+        old = before.token_ids[number] if before is not None else ids
+        chances = frame.token_probs[number] if frame.token_probs is not None else []
         changed = [
             [place, _probability(chances, place)]
             for place, token in enumerate(ids)
@@ -129,15 +129,15 @@ def _frame(asked: Order, frame: Frame, before: Frame | None) -> dict[str, Any]:
         ]
         texts.append({"pieces": _visible(asked, ids, number), "changed": changed})
         if before is None:
-            texts[-1]["given"] = [place for place, token in enumerate(asked.drafts[number].ids) if token != HOLE]
-    return {"step": frame.step, "steps": frame.steps, "evaluations": frame.evaluations, "texts": texts}
+            texts[-1]["given"] = [place for place, token in enumerate(asked.templates[number].ids) if token != OPEN]
+    return {"step": frame.step, "steps": frame.num_steps, "evaluations": frame.nfe, "texts": texts}
 
 
 def _visible(asked: Order, ids: Sequence[int], number: int) -> list[str | None]:
     """Its pieces, without those of tokens that are no part of it; an end of text shows as a mark."""
     words = asked.model.tokenizer
     pieces = ["∎" if one == words.eos else piece for one, piece in zip(ids, words.pieces(ids), strict=True)]
-    return asked.drafts[number].visible(ids, pieces)
+    return asked.templates[number].visible(ids, pieces)
 
 
 def _probability(chances: Sequence[float], place: int) -> float | None:
@@ -146,13 +146,13 @@ def _probability(chances: Sequence[float], place: int) -> float | None:
 
 
 def _choice(asked: Order, frame: Frame, number: int) -> Choice:
-    ids, model = frame.tokens[number], asked.model
-    said = model.finished(ids, asked.drafts[number]) if model.padded else ids
+    ids, model = frame.token_ids[number], asked.model
+    said = model.finished(ids, asked.templates[number]) if model.eos_padded else ids
     return Choice(
         index=number,
-        text=model.show(said) if asked.whole else frame.texts[number],
+        text=model.decode(said) if asked.whole else frame.texts[number],
         tokens=ids,
         pieces=[piece or "" for piece in _visible(asked, ids, number)],
-        evaluations=frame.evaluations[number],
+        evaluations=frame.nfe[number],
         entropy=round(float(entropy(torch.tensor([said or ids]))), 4),
     )

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cdlm.text.template import Draft
+from cdlm.text.template import Template
 
 if TYPE_CHECKING:
-    from cdlm.text.pipeline import Model
+    from cdlm.text.pipeline import Pipeline
 
 COLUMNS = 88
 _WIDE, _TALL, _EDGE = 8.0, 24.0, 22.0  # of a character, of a line, around the text
@@ -52,11 +52,11 @@ class Shown:
     given: bool
 
 
-def animation(model: "Model", draft: Draft, frames: Sequence[Sequence[int]], caption: str = "") -> str:
+def animation(model: "Pipeline", template: Template, frames: Sequence[Sequence[int]], caption: str = "") -> str:
     """The SVG of a text, given its tokens at every step; `caption` stands beneath."""
-    shown = [_visible(model, draft, ids) for ids in frames]
+    shown = [_visible(model, template, ids) for ids in frames]
     final = [piece or "" for piece in shown[-1]]
-    histories = [_history(shown, frames, draft, place) for place in range(len(final))]
+    histories = [_history(shown, frames, template, place) for place in range(len(final))]
     segments = laid_out(final)
     last = max(1, len(frames) - 1)
     pace = min(0.6, _MOTION / last)
@@ -119,11 +119,11 @@ def _kind(letter: str) -> str:
     return "line" if letter == "\n" else "space" if letter.isspace() else "word"
 
 
-def _visible(model: "Model", draft: Draft, ids: Sequence[int]) -> list[str | None]:
+def _visible(model: "Pipeline", template: Template, ids: Sequence[int]) -> list[str | None]:
     """A text token by token, ends of text as a mark, without tokens that are no part of it."""
     marks = {model.tokenizer.eos: " ∎ ", model.tokenizer.bos: " ∎ "}
     pieces = [marks.get(one, _printable(piece)) for one, piece in zip(ids, model.tokenizer.pieces(ids), strict=True)]
-    return draft.visible(ids, pieces)
+    return template.visible(ids, pieces)
 
 
 def _printable(piece: str | None) -> str | None:
@@ -136,7 +136,7 @@ def _printable(piece: str | None) -> str | None:
 
 
 def _history(
-    shown: Sequence[list[str | None]], frames: Sequence[Sequence[int]], draft: Draft, place: int
+    shown: Sequence[list[str | None]], frames: Sequence[Sequence[int]], template: Template, place: int
 ) -> list[Shown]:
     """What stood at a place, and when. A causal model has not come to it at first: it is hidden as well."""
     tokens = [ids[place] if place < len(ids) else None for ids in frames]
@@ -145,7 +145,7 @@ def _history(
         steps = list(run)
         end = None if steps[-1] == len(frames) - 1 else steps[-1] + 1
         piece = shown[steps[0]][place] if place < len(shown[steps[0]]) else None
-        given = draft.level is None and draft.ids[place] >= 0
+        given = template.noise_level is None and template.token_ids[place] >= 0
         found.append(Shown(piece, (steps[0], end), given))
     return found
 

@@ -1,39 +1,90 @@
-"""What the config.json of a model folder says of its texts, and of how the model writes them best."""
+"""generation_config.json: the sampler settings that a model is best used with.
 
+    {"steps": 8, "order": "dilated", "guidance": 0.5, "temperature": 0.8,
+     "step_presets": [{"steps": 8, ...}, {"steps": 32, ...}]}
+
+The top level holds where a call gives no number of steps; with a number of steps, the preset for the closest one.
+Fields that are no settings of ours (transformers writes some) are ignored.
+"""
+
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cdlm.files import read_object
 from cdlm.model.pretrained import LayoutError
-from cdlm.sample.settings import sampling_of
+from cdlm.sample.settings import SPECS, check_value
+
+FILE = "generation_config.json"
 
 
-def about_text(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """How its texts were made, checked; of a peer's, how long they are."""
+def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The generation config of a model directory, checked; empty if it has none.
+
+    Version 0.1 had it in config.json, as a list of settings under "sampling".
+    """
+    path = directory / FILE
+    if not path.is_file():
+        old = config.get("sampling") or [] if config.get("format") == "cdlm" else []
+        try:
+            return check_generation_config(from_version_1(old))
+        except (TypeError, ValueError, KeyError) as error:
+            raise LayoutError(f'{directory / "config.json"} has a damaged "sampling" ({error}).') from None
+    try:
+        found = read_object(path)
+        kept = {name: found[name] for name in (*SPECS, "step_presets") if found.get(name) is not None}
+        return check_generation_config(kept)
+    except (TypeError, ValueError, KeyError) as error:
+        raise LayoutError(f"{path} is damaged ({error}).") from None
+
+
+def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """How the sequences were made that a model was trained on, checked; of a peer's, how long they are."""
     if "text" not in config:
-        return {"length": _peers_length(config)}
+        return {"max_length": _peers_length(config)}
     text = config["text"]
-    kinds: dict[str, type] = {"length": int, "posterior": str, "framed": bool, "padded": bool}
-    if not isinstance(text, dict) or "length" not in text:
-        raise LayoutError(f'{folder / "config.json"} has no "length" in its "text": it is damaged')
+    kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
+    if not isinstance(text, dict) or "max_length" not in text:
+        raise LayoutError(f'{directory / "config.json"} is damaged: its "text" has no "max_length".')
     for name, value in text.items():
-        if type(value) is not kinds.get(name) or (name == "length" and text["length"] < 0):
-            raise LayoutError(f'{folder / "config.json"} says that {name} is {value!r} in its "text"')
+        if type(value) is not kinds.get(name) or (name == "max_length" and text["max_length"] < 0):
+            raise LayoutError(f'{directory / "config.json"} is damaged: {name} is {value!r} in its "text".')
     return text
 
 
-def own_settings(config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """How the model writes best, checked; in a peer's config.json the word may mean something else."""
-    own = config.get("sampling", []) if config.get("format") == "cdlm" else []
-    try:
-        own = [{name: value for name, value in dict(one).items() if value is not None} for one in own]
-        if any(sampling_of(one).steps is None for one in own):
-            raise ValueError("it does not say for how many steps")
-    except (TypeError, ValueError) as error:
-        raise LayoutError(f'{folder / "config.json"} has a damaged "sampling": {error}') from None
-    return own
-
-
-def _peers_length(config: dict[str, Any]) -> int:
-    """Tokens in a text, by the names that MDLM, UDLM and DUO (model_length) or SDTT (model.length) give it."""
+def _peers_length(config: Mapping[str, Any]) -> int:
+    """Tokens in a sequence, by the names that MDLM, UDLM and DUO (model_length) or SDTT (model.length) give it."""
     model = config.get("model")
     return int(config.get("model_length") or (model.get("length", 0) if isinstance(model, dict) else 0))
+
+
+def check_generation_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Refuse unknown settings and values out of range; `resolve` checks what goes with what, when they are used."""
+    presets = config.get("step_presets", [])
+    for preset in (config, *presets):
+        for name, value in preset.items():
+            if name != "step_presets":
+                check_value(name, value)
+    if any("steps" not in preset for preset in presets):
+        raise ValueError("a preset does not say for how many steps")
+    return config
+
+
+def from_version_1(sampling: list[dict[str, Any]]) -> dict[str, Any]:
+    """The "sampling" of config.json in version 0.1: settings for several numbers of steps, the usual ones first."""
+    renamed = {"grid": "timesteps", "tail": "final_step", "cool": "temperature_end", "bound": "entropy_bound"}
+    renamed |= {"block": "block_length"}
+    presets: list[dict[str, Any]] = [
+        {renamed.get(name, name): value for name, value in preset.items() if value is not None}
+        for preset in map(dict, sampling)
+    ]
+    if not presets:
+        return {}
+    return {**presets[0]} | ({"step_presets": presets} if len(presets) > 1 else {})
+
+
+def write_generation_config(directory: Path, config: Mapping[str, Any]) -> None:
+    """Write generation_config.json, unless there is nothing to say."""
+    if config:
+        (directory / FILE).write_text(json.dumps(config, indent=2) + "\n")

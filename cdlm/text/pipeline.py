@@ -1,13 +1,13 @@
-"""A model that writes: a denoiser with its tokenizer, from text to text.
+"""The pipeline that `cdlm.load` returns: a denoiser with its tokenizer, from text to text.
 
-    model = cdlm.load("runs/small-mcdlm")            # or nothing: the best model that comes with the package
-    for text in model.sample(num=4, length=256, steps=8, seed=0):
-        print(text)
-    print(model.infill("The ___ sat on the ___.")[0])
-    for frame in model.stream("Once upon a time", length=64, steps=16):
+    pipe = cdlm.load("runs/small-mcdlm")            # or nothing: the best model that comes with the package
+    for sample in pipe.sample(num_samples=4, steps=8, seed=0):
+        print(sample)
+    print(pipe.infill("The ___ sat on the ___.")[0])
+    for frame in pipe.stream("Once upon a time", max_length=64, steps=16):
         print(frame.texts[0])
 
-A text depends on the seed and its own index alone, not on the batch that it is drawn in: exactly so in float64 on a
+A sample depends on the seed and its own index alone, not on the batch that it is drawn in: exactly so in float64 on a
 CPU, elsewhere up to floating point (the last digits of a network may change with the shape of its batch).
 """
 
@@ -25,36 +25,45 @@ from torch import Tensor
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.files import read_object
 from cdlm.hub import folder_of, write_folder
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
-from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.generate import generate, shape
-from cdlm.sample.plan import Drawing, DrawPrecision, State, last
-from cdlm.sample.settings import Sampling, sampling_of
+from cdlm.sample.draw import State, last
+from cdlm.sample.generate import generate
+from cdlm.sample.logits import LogitsProcessor
+from cdlm.sample.settings import Settings, resolve
 from cdlm.sample.timesteps import NEAR_ZERO
-from cdlm.text.generation_config import about_text, own_settings
-from cdlm.text.template import HOLE, Draft, blanks, continuation, ended, has_blanks, noised, times, trimmed
+from cdlm.text.generation_config import read_generation_config, text_config, write_generation_config
+from cdlm.text.template import (
+    OPEN,
+    Template,
+    continuation,
+    has_blanks,
+    infilling,
+    repeat,
+    rewriting,
+    until_eos,
+    without_padding,
+)
 from cdlm.text.windows import windows
 from cdlm.types import Tokens
 
 MASK = "░"
-_PADDED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
+_MAX_UNUSED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-    """A finished text; `print` shows it."""
+class Sample:
+    """A finished sample; `print` shows its text."""
 
     index: int
     text: str
-    tokens: list[int]
-    evaluations: int
-    """Passes over the network that it took."""
+    token_ids: list[int]
+    nfe: int
+    """Network evaluations that it took."""
 
     def __str__(self) -> str:
         return self.text
@@ -62,269 +71,353 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Texts on their way: one picture of an animation."""
+    """Samples after some steps: one picture of an animation."""
 
     step: int
-    steps: int | None
+    num_steps: int | None
     """How many there will be, where that is known."""
-    tokens: list[list[int]]
+    token_ids: list[list[int]]
     texts: list[str]
-    """As far as they are written; a mask shows as a shaded block."""
-    evaluations: list[int]
-    chances: list[list[float]] | None = None
-    """How probable the model found each token when it drew it; NaN for tokens that it did not draw."""
+    """As far as they are generated; a mask shows as a shaded block."""
+    nfe: list[int]
+    token_probs: list[list[float]] | None = None
+    """The probability of each token when it was drawn; NaN for tokens that were not drawn."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """What `cdlm.load` returns. Settings beyond the named ones are those of `Sampling`: steps, temperature, ..."""
+class Pipeline:
+    """What `cdlm.load` returns.
+
+    Keyword arguments beyond the named ones are those of `cdlm.sample.settings.Settings`: steps, temperature, ...; where
+    a call does not give one, the generation config of the model holds, and then the default.
+    """
 
     name: str
     denoiser: Denoiser = dataclasses.field(repr=False)
     tokenizer: Tokenizer = dataclasses.field(repr=False)
-    length: int
-    """Tokens in a text that it was trained on; 0 if its folder does not say."""
+    max_length: int
+    """Tokens in a sequence that it was trained on; 0 if its directory does not say."""
     posterior: Posterior = "plug-in"
-    framed: bool = False
-    """Whether the texts it was trained on begin with a token of their own."""
-    padded: bool = False
-    """Whether they end with the end of text, and are filled up with it: then what is written ends there, too."""
+    bos_framed: bool = False
+    """Whether the sequences it was trained on begin with a BOS token."""
+    eos_padded: bool = False
+    """Whether they are padded with EOS tokens: then a sample ends there, too."""
     compiled: bool = False
-    folder: Path | None = dataclasses.field(default=None, repr=False)
-    trained: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    """By which method and how long, and from which model; as far as its folder says."""
-    own: list[dict[str, Any]] = dataclasses.field(default_factory=list, repr=False)
-    """Settings that it writes best with, as far as its folder says: they hold where a call says nothing. There may be
-    several, for different numbers of steps; the first are the usual ones."""
+    directory: Path | None = dataclasses.field(default=None, repr=False)
+    training: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """By which method and how long, and from which model; as far as its directory says."""
+    generation_config: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """The settings that it is best used with, with `step_presets` for different numbers of steps."""
 
     def sample(
         self,
-        num: int = 1,
-        length: int | None = None,
+        num_samples: int = 1,
+        max_length: int | None = None,
         prompt: str | Sequence[str] | None = None,
         seed: int = 0,
-        trim: bool = False,
-        batch: int = 32,
-        **how: Any,
-    ) -> list[Text]:
-        """Write `num` texts, or `num` continuations of each prompt. `trim` ends a text at its end-of-text token."""
-        return self._all(self.continuations(_several(prompt), num, length), how, seed, trim, batch)
+        stop_at_eos: bool = False,
+        batch_size: int = 32,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **settings: Any,
+    ) -> list[Sample]:
+        """Generate samples, or continuations of each prompt. `stop_at_eos` ends a text at its first EOS token."""
+        templates = self.continuations(_texts(prompt), num_samples, max_length)
+        return self._complete(templates, settings, seed, batch_size, logits_processors, stop_at_eos)
 
     def infill(
-        self, text: str | Sequence[str], num: int = 1, width: int = 4, seed: int = 0, batch: int = 32, **how: Any
-    ) -> list[Text]:
-        """Fill the blanks of a text, ___ with `width` tokens, [MASK] with one, [MASK:n] with n; the rest stays."""
-        return self._all(self.infillings(_several(text), num, width), how, seed, False, batch)
+        self,
+        text: str | Sequence[str],
+        num_samples: int = 1,
+        span_length: int = 4,
+        seed: int = 0,
+        batch_size: int = 32,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **settings: Any,
+    ) -> list[Sample]:
+        """Fill the blanks of a text, ___ with `span_length` tokens, [MASK] with one, [MASK:n] with n; the rest stays."""
+        templates = self.infillings(_texts(text), num_samples, span_length)
+        return self._complete(templates, settings, seed, batch_size, logits_processors)
 
     def rewrite(
         self,
         text: str | Sequence[str],
-        num: int = 1,
-        t: float = 0.5,
+        num_samples: int = 1,
+        noise_level: float = 0.5,
         clamp: bool = False,
         seed: int = 0,
-        batch: int = 32,
-        **how: Any,
-    ) -> list[Text]:
-        """Noise a text to time t and denoise it from there: the paper's conditional generation.
+        batch_size: int = 32,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **settings: Any,
+    ) -> list[Sample]:
+        """Noise a text to time `noise_level` and denoise it from there: the paper's conditional generation.
 
         A uniform model may change every token, as in the paper; `clamp` keeps those that the noise left alone.
         """
-        return self._all(self.rewritings(_several(text), num, t, clamp), how, seed, False, batch)
+        templates = self.rewritings(_texts(text), num_samples, noise_level, clamp)
+        return self._complete(templates, settings, seed, batch_size, logits_processors)
 
     def stream(
-        self, text: str = "", num: int = 1, length: int | None = None, seed: int = 0, width: int = 4, **how: Any
+        self,
+        text: str = "",
+        num_samples: int = 1,
+        max_length: int | None = None,
+        seed: int = 0,
+        span_length: int = 4,
+        **settings: Any,
     ) -> Iterator[Frame]:
-        """Watch texts being written, a frame for each evaluation. Blanks are filled; text without any is continued."""
-        filling = has_blanks(text)
-        drafts = self.infillings([text], num, width) if filling else self.continuations([text], num, length)
-        return self.frames(drafts, self.settings(how), seed)
+        """Generate step by step, a frame after each. Blanks are filled; text without any is continued."""
+        if has_blanks(text):
+            templates = self.infillings([text], num_samples, span_length)
+        else:
+            templates = self.continuations([text], num_samples, max_length)
+        return self.frames(templates, self.resolve(settings), seed)
 
     def save_pretrained(
-        self, folder: str | Path, dtype: Dtype = "float32", rows: Sequence[dict[str, Any]] = (), part: int | None = None
+        self,
+        directory: str | Path,
+        dtype: Dtype = "float32",
+        results: Sequence[dict[str, Any]] = (),
+        max_shard_size: int | None = None,
     ) -> Path:
-        """Write a folder that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
+        """Write a directory that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
 
-        It has a card; result `rows` of an evaluation go into it. `part` splits the weights into files of so many bytes.
+        Its model card lists `results` of an evaluation. `max_shard_size` splits the weights into files of so many bytes.
         """
-        if self.folder is None:
-            raise ValueError(f"{self.name} was not loaded from a folder: there is no tokenizer to write beside it")
-        text = {"length": self.length, "posterior": self.posterior, "framed": self.framed, "padded": self.padded}
-        about = {"text": text, "trained": self.trained} | ({"sampling": self.own} if self.own else {})
-        out = write_folder(self.denoiser, self.folder, about, Path(folder), dtype, rows, part)
+        if self.directory is None:
+            raise ValueError(f"{self.name} was not loaded from a directory: there is no tokenizer to write beside it")
+        text = {
+            "max_length": self.max_length,
+            "posterior": self.posterior,
+            "bos_framed": self.bos_framed,
+            "eos_padded": self.eos_padded,
+        }
+        about = {"text": text, "training": self.training}
+        out = write_folder(self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size)
+        write_generation_config(out, self.generation_config)
         if not has_tokenizer(out):
-            self.tokenizer.save(out)  # it was given apart from the folder
+            self.tokenizer.save(out)  # it was given apart from the directory
         return out
 
-    def settings(self, how: dict[str, Any]) -> Sampling:
-        """How a call is answered: as it says, and where it does not, as the model writes best."""
-        return sampling_of(how, self.own)
+    def resolve(self, settings: dict[str, Any]) -> Settings:
+        """The complete settings of a call that gives these."""
+        return resolve(settings, self.denoiser.process, self.posterior, self.generation_config)
 
-    def continuations(self, prompts: Sequence[str], num: int = 1, length: int | None = None) -> list[Draft]:
-        """What `sample` writes."""
-        length = self.length if length is None else length
+    def continuations(
+        self, prompts: Sequence[str], num_samples: int = 1, max_length: int | None = None
+    ) -> list[Template]:
+        """What `sample` completes."""
+        length = self.max_length if max_length is None else max_length
         if not length:
-            raise ValueError(f"{self.name} does not say how long its texts are: give a length")
+            raise ValueError(f"{self.name} does not say how long its sequences are; give --max-length.")
         causal = self.denoiser.process is None
-        about = (length, self.tokenizer, self.framed, causal, self.length, not self.padded)
-        return times([continuation(one, *about) for one in prompts], num)
+        about = (length, self.tokenizer, self.bos_framed, causal, self.max_length, not self.eos_padded)
+        return repeat([continuation(prompt, *about) for prompt in prompts], num_samples)
 
-    def infillings(self, texts: Sequence[str], num: int = 1, width: int = 4) -> list[Draft]:
-        """What `infill` writes."""
-        return times([self.filled(blanks(one, self.tokenizer, width, self.framed)) for one in texts], num)
+    def infillings(self, texts: Sequence[str], num_samples: int = 1, span_length: int = 4) -> list[Template]:
+        """What `infill` completes."""
+        templates = [infilling(text, self.tokenizer, span_length, self.bos_framed) for text in texts]
+        return repeat([self.padded(template) for template in templates], num_samples)
 
-    def rewritings(self, texts: Sequence[str], num: int = 1, t: float = 0.5, clamp: bool = False) -> list[Draft]:
-        """What `rewrite` writes."""
-        return times([self.filled(noised(one, self.tokenizer, t, clamp, self.framed)) for one in texts], num)
+    def rewritings(
+        self, texts: Sequence[str], num_samples: int = 1, noise_level: float = 0.5, clamp: bool = False
+    ) -> list[Template]:
+        """What `rewrite` completes."""
+        templates = [rewriting(text, self.tokenizer, noise_level, clamp, self.bos_framed) for text in texts]
+        return repeat([self.padded(template) for template in templates], num_samples)
 
-    def filled(self, draft: Draft) -> Draft:
-        """A text that is given whole, as a padded model knows it: with its end, which it does not write elsewhere."""
-        if not self.padded:
-            return draft
-        end, tail = self.tokenizer.eos, max(0, self.length - len(draft.ids))
-        return dataclasses.replace(draft, ids=draft.ids + [end] * tail, tail=tail, without=(*draft.without, end))
+    def padded(self, template: Template) -> Template:
+        """A text that is given whole, as an EOS-padded model knows it: with its end, and EOS nowhere else."""
+        if not self.eos_padded:
+            return template
+        eos, suffix = self.tokenizer.eos, max(0, self.max_length - len(template.token_ids))
+        token_ids, banned = template.token_ids + [eos] * suffix, (*template.banned, eos)
+        return dataclasses.replace(template, token_ids=token_ids, suffix=suffix, banned=banned)
 
-    def perturbations(self, blocks: Iterable[Sequence[int]], share: float = 0.5, clamp: bool = False) -> list[Draft]:
+    def perturbations(self, blocks: Iterable[Sequence[int]], share: float = 0.5, clamp: bool = False) -> list[Template]:
         """The paper's conditional task: exactly this share of each block's words is noise; the model recovers them."""
         if self.denoiser.process is None:
             raise ValueError(f"{self.name} is autoregressive: it cannot recover words within a text")
         t = float(self.denoiser.process.noise.inverse(torch.tensor(1 - share, dtype=torch.float64)))
-        lead = int(self.framed)
+        prefix = int(self.bos_framed)
         return [
-            Draft(list(ids), [self.tokenizer.decode(ids[lead:])], [], lead, level=t, clamp=clamp, evenly=True)
+            Template(
+                list(ids),
+                [self.tokenizer.decode(ids[prefix:])],
+                [],
+                prefix,
+                noise_level=t,
+                clamp=clamp,
+                exact_share=True,
+            )
             for ids in blocks
         ]
 
-    def write(
+    def complete(
         self,
-        drafts: Sequence[Draft],
-        how: Sampling,
+        templates: Sequence[Template],
+        settings: Settings,
         seed: int = 0,
-        trim: bool = False,
-        batch: int = 32,
-        show: Callable[[State, int], None] | None = None,
-    ) -> Iterator[Text]:
-        """Write every draft; texts come as soon as their batch is done. `show` sees each state, and its batch size."""
-        self.check(drafts, how)
-        if batch < 1:
-            raise ValueError(f"a batch holds at least one text; got {batch}")
-        for rows in self._batches(drafts, batch):
-            states = self.states([drafts[k] for k in rows], how, _noise(seed, len(drafts), rows))
-            state = last(states if show is None else _shown(states, show, len(rows)))
-            for k, ids, evaluations in zip(rows, state.x.tolist(), state.evaluations, strict=True):
-                ids = self.finished(ids, drafts[k]) if trim else ids
-                yield Text(k, drafts[k].text(ids, self.show), ids, evaluations)
+        stop_at_eos: bool = False,
+        batch_size: int = 32,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        on_state: Callable[[State, int], None] | None = None,
+    ) -> Iterator[Sample]:
+        """Complete every template; samples come as soon as their batch is done.
 
-    def frames(self, drafts: Sequence[Draft], how: Sampling, seed: int = 0) -> Iterator[Frame]:
-        """Write drafts of one length, and show every state on the way."""
-        self.check(drafts, how)
-        if len(self._batches(drafts, len(drafts))) > 1:
+        `on_state` sees each state and its batch size.
+        """
+        self.check(templates, settings)
+        if batch_size < 1:
+            raise ValueError(f"--batch-size must be at least 1 (got {batch_size}).")
+        for rows in self._batches(templates, batch_size):
+            noise = _noise(seed, len(templates), rows)
+            states = self.states([templates[k] for k in rows], settings, noise, logits_processors)
+            state = last(states if on_state is None else _watched(states, on_state, len(rows)))
+            for k, token_ids, nfe in zip(rows, state.x.tolist(), state.nfe, strict=True):
+                token_ids = self.finished(token_ids, templates[k]) if stop_at_eos else token_ids
+                yield Sample(k, templates[k].text(token_ids, self.decode), token_ids, nfe)
+
+    def frames(self, templates: Sequence[Template], settings: Settings, seed: int = 0) -> Iterator[Frame]:
+        """Complete templates of one length, and show every state on the way."""
+        self.check(templates, settings)
+        if len(self._batches(templates, len(templates))) > 1:
             raise ValueError("only texts of one length can be watched together")
-        noise = _noise(seed, len(drafts), range(len(drafts)))
-        return self._frames(drafts, self.states(drafts, how, noise, watched=True))
+        noise = _noise(seed, len(templates), range(len(templates)))
+        return self._frames(templates, self.states(templates, settings, noise, watch=True))
 
-    def _frames(self, drafts: Sequence[Draft], states: Iterable[State]) -> Iterator[Frame]:
+    def _frames(self, templates: Sequence[Template], states: Iterable[State]) -> Iterator[Frame]:
         for state in states:
-            tokens = state.x.tolist()
-            texts = [draft.text(self._so_far(ids, draft), self.show) for ids, draft in zip(tokens, drafts, strict=True)]
-            chances = None if state.chance is None else state.chance.tolist()
-            yield Frame(state.step, state.steps, tokens, texts, state.evaluations, chances)
+            rows = state.x.tolist()
+            texts = [
+                template.text(self._so_far(token_ids, template), self.decode)
+                for token_ids, template in zip(rows, templates, strict=True)
+            ]
+            probs = None if state.token_probs is None else state.token_probs.tolist()
+            yield Frame(state.step, state.num_steps, rows, texts, state.nfe, probs)
 
-    def finished(self, ids: list[int], draft: Draft) -> list[int]:
-        """A text up to its end."""
-        return (ended if self.padded else trimmed)(ids, draft, self.tokenizer.eos)
+    def finished(self, token_ids: list[int], template: Template) -> list[int]:
+        """A sample up to its end."""
+        return (without_padding if self.eos_padded else until_eos)(token_ids, template, self.tokenizer.eos)
 
-    def _so_far(self, ids: list[int], draft: Draft) -> list[int]:
-        """A text on its way as it is, and once no mask is left as `sample` gives it."""
-        return self.finished(ids, draft) if self.padded and max(ids) < self.denoiser.vocab else ids
+    def _so_far(self, token_ids: list[int], template: Template) -> list[int]:
+        """A sample on its way as it is, and once no mask is left as `sample` gives it."""
+        done = self.eos_padded and max(token_ids) < self.denoiser.vocab
+        return self.finished(token_ids, template) if done else token_ids
 
-    def show(self, ids: Sequence[int]) -> str:
-        """The text of tokens some of which may be masks."""
-        parts = itertools.groupby(ids, lambda i: i >= self.tokenizer.vocab_size)
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, some of which may be masks."""
+        parts = itertools.groupby(token_ids, lambda token: token >= self.tokenizer.vocab_size)
         return "".join(MASK * len(list(run)) if masked else self.tokenizer.decode(run) for masked, run in parts)
 
-    def check(self, drafts: Sequence[Draft], how: Sampling) -> None:
-        """Refuse what cannot be written, before anything is computed."""
-        process, longest = self.denoiser.process, max(len(draft.ids) for draft in drafts)
-        how.check(process, self.posterior)
-        if process is None and not all(draft.continues and draft.lead for draft in drafts):
-            raise ValueError(f"{self.name} is autoregressive: it continues a prompt, and cannot fill blanks or rewrite")
-        if process is not None and process.absorbing and any(draft.clamp for draft in drafts):
-            raise ValueError("a masked model keeps the tokens that the noise left alone by itself: leave out clamp")
-        if how.block and not self.length:
-            raise ValueError(f"{self.name} does not say how long its own texts are, so none can be longer: no block")
-        if how.block and not how.block < self.length < longest:
+    def check(self, templates: Sequence[Template], settings: Settings) -> None:
+        """Refuse templates that this model or these settings cannot complete, before anything is computed."""
+        process, longest = self.denoiser.process, max(len(template.token_ids) for template in templates)
+        if process is None and not all(template.is_continuation and template.prefix for template in templates):
+            raise ValueError(f"{self.name} is autoregressive: it continues a prompt, and cannot infill or rewrite.")
+        if process is not None and process.absorbing and any(template.clamp for template in templates):
+            raise ValueError("a masked model keeps the tokens that the noise left alone anyway; leave out --clamp.")
+        if settings.block_length and not self.max_length:
+            raise ValueError(f"{self.name} does not say how long its sequences are; leave out --block-length.")
+        if settings.block_length and not settings.block_length < self.max_length < longest:
             raise ValueError(
-                f"a block is for longer texts than the model's own length of {self.length}, and shorter than that; "
-                f"got a block of {how.block} for {longest} tokens"
+                f"--block-length must be below the model's length of {self.max_length}, and the sample longer than "
+                f"that (got a block of {settings.block_length} for {longest} tokens)."
             )
-        least = min((draft.level for draft in drafts if draft.level is not None), default=1.0)
-        if how.tail != "none" and least <= NEAR_ZERO:
-            raise ValueError(f"noise of {least:g} leaves nothing before a tail, which stands at {NEAR_ZERO:g}")
-        if self.length and longest > self.length:
-            if process is None or self.padded or not all(draft.continues for draft in drafts):
-                over = next(draft for draft in drafts if len(draft.ids) == longest)
-                room, filled = self.length - longest + over.written, over.level is None and not over.continues
-                most = f"; beside its words, its blanks have room for {room} tokens at most" * (filled and room > 0)
-                most = most or "; its texts end within them, so that it writes no longer ones in windows" * self.padded
-                raise ValueError(
-                    f"{longest} tokens are more than the {self.length} that {self.name} was trained on{most}"
-                )
-            if not how.block:
-                raise ValueError(
-                    f"{longest} tokens are more than the {self.length} that {self.name} was trained on; write them in "
-                    f"windows: --block {self.length // 2} (in Python, block={self.length // 2})"
-                )
+        least = min((template.noise_level for template in templates if template.noise_level is not None), default=1.0)
+        if settings.final_step != "none" and least <= NEAR_ZERO:
+            raise ValueError(f"--noise-level must be above {NEAR_ZERO} with a final step (got {least:g}).")
+        if self.max_length and longest > self.max_length:
+            self._check_windows(templates, longest, settings)
 
-    def states(self, drafts: Sequence[Draft], how: Sampling, rng: Rng, watched: bool = False) -> Iterator[State]:
-        """Write drafts of one kind and length together."""
-        ids = torch.tensor([draft.ids for draft in drafts], device=self.denoiser.device)
-        process, first = self.denoiser.process, drafts[0]
-        if process is None:
-            naive = how.precision == "naive-fp32"
-            precision: DrawPrecision = "fp32" if how.precision == "fp32" else "fp64"
-            drawing = Drawing(shape(how, self.unwritable), precision=precision, compiled=self.compiled, watched=watched)
-            return autoregressive(self.denoiser, ids[:, : -first.written], ids.shape[1], rng, drawing, naive)
-        given = ids != HOLE
-        x = torch.where(given, ids, process.start(ids.shape[1], rng("start"), ids.device))
-        if first.level is not None:
-            places = torch.arange(ids.shape[1], device=ids.device)
-            edge = (places < first.lead) | (places >= ids.shape[1] - first.tail)
-            noise, words = rng("noise"), (ids != self.tokenizer.eos) & (ids != self.tokenizer.bos) & ~edge
-            if first.evenly:
-                kept = process.kept_evenly(ids, first.level, noise, words)
-            else:
-                kept = process.kept(ids, first.level, noise)
-            x = torch.where(edge | kept, ids, process.start(ids.shape[1], noise, ids.device))
-            given = edge | (kept & first.clamp)
+    def _check_windows(self, templates: Sequence[Template], longest: int, settings: Settings) -> None:
+        """Refuse sequences longer than the model's own that windows cannot generate."""
+        reason = f"{longest} tokens are more than the {self.max_length} that {self.name} was trained on"
+        continuing = all(template.is_continuation for template in templates)
+        if self.denoiser.process is None or self.eos_padded or not continuing:
+            over = next(template for template in templates if len(template.token_ids) == longest)
+            room = self.max_length - longest + over.num_generated
+            advice = ""
+            if over.noise_level is None and not over.is_continuation and room > 0:
+                advice = f"; beside its words, its blanks have room for {room} tokens at most"
+            elif self.eos_padded:
+                advice = "; its samples are EOS-padded, so that it generates no longer ones in windows"
+            raise ValueError(reason + advice)
+        if not settings.block_length:
+            block = self.max_length // 2
+            raise ValueError(f"{reason}; generate in windows: --block-length {block} (in Python block_length={block})")
+
+    def states(
+        self,
+        templates: Sequence[Template],
+        settings: Settings,
+        rng: Rng,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        watch: bool = False,
+    ) -> Iterator[State]:
+        """Complete templates of one kind and length together."""
+        process, first = self.denoiser.process, templates[0]
+        x = torch.tensor([template.token_ids for template in templates], device=self.denoiser.device)
+        given, start = x != OPEN, 1.0
+        if process is not None:
+            x, given, start = self._noised(x, given, first, rng)
 
         def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
-            noise = rng("window", number)
-            start, without = 1.0 if first.level is None else first.level, first.without + self.unwritable
             return generate(
-                self.denoiser, process, x, how, noise, self.posterior, start, given, self.compiled, without, watched
-            )
+                self.denoiser, process, x, settings, rng if process is None else rng("window", number), given=given,
+                start=start, banned=first.banned + self.unused_ids, logits_processors=logits_processors,
+                compiled=self.compiled, watch=watch,
+            )  # fmt: skip
 
-        own = self.length or ids.shape[1]
-        return windows(fill, x, given, own, how.block or own)
+        if process is None:
+            return fill(x, given, 0)
+        window = self.max_length or x.shape[1]
+        return windows(fill, x, given, window, settings.block_length or window)
+
+    def _noised(
+        self, x: Tokens, given: Bool[Tensor, "b l"], template: Template, rng: Rng
+    ) -> tuple[Tokens, Bool[Tensor, "b l"], float]:
+        """Where the sampler starts: the tokens, those that are given, and the time."""
+        process = self.denoiser.process
+        assert process is not None
+        if template.noise_level is None:
+            return torch.where(given, x, process.start(x.shape[1], rng("start"), x.device)), given, 1.0
+        places, noise = torch.arange(x.shape[1], device=x.device), rng("noise")
+        edge = (places < template.prefix) | (places >= x.shape[1] - template.suffix)
+        if template.exact_share:
+            words = (x != self.tokenizer.eos) & (x != self.tokenizer.bos) & ~edge
+            kept = process.kept_evenly(x, template.noise_level, noise, words)
+        else:
+            kept = process.kept(x, template.noise_level, noise)
+        noised = torch.where(edge | kept, x, process.start(x.shape[1], noise, x.device))
+        return noised, edge | (kept & template.clamp), template.noise_level
 
     @property
-    def unwritable(self) -> tuple[int, ...]:
+    def unused_ids(self) -> tuple[int, ...]:
         """Outputs of the network that stand for no token; they are never drawn."""
         return tuple(range(self.tokenizer.vocab_size, self.denoiser.vocab))
 
-    def _batches(self, drafts: Sequence[Draft], size: int) -> list[list[int]]:
-        """Drafts that can be written together, by number: the same length, noise, and for AR the same prompt length."""
+    def _batches(self, templates: Sequence[Template], size: int) -> list[list[int]]:
+        """Templates that can be completed together, by number: of one length and noise, for AR one prompt length."""
         kinds: dict[tuple[Any, ...], list[int]] = {}
-        for number, draft in enumerate(drafts):
-            given = draft.written if self.denoiser.process is None else 0
-            kind = (len(draft.ids), draft.tail, draft.level, draft.clamp, draft.evenly, draft.without, given)
+        for number, template in enumerate(templates):
+            prompt = template.num_generated if self.denoiser.process is None else 0
+            noise = (template.noise_level, template.clamp, template.exact_share)
+            kind = (len(template.token_ids), template.suffix, *noise, template.banned, prompt)
             kinds.setdefault(kind, []).append(number)
         return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
 
-    def _all(self, drafts: Sequence[Draft], how: dict[str, Any], seed: int, trim: bool, batch: int) -> list[Text]:
-        texts = self.write(drafts, self.settings(how), seed, trim or self.padded, batch)
-        return sorted(texts, key=lambda text: text.index)
+    def _complete(
+        self,
+        templates: list[Template],
+        settings: dict[str, Any],
+        seed: int,
+        batch_size: int,
+        logits_processors: Sequence[LogitsProcessor],
+        stop_at_eos: bool = False,
+    ) -> list[Sample]:
+        stop = stop_at_eos or self.eos_padded
+        samples = self.complete(templates, self.resolve(settings), seed, stop, batch_size, logits_processors)
+        return sorted(samples, key=lambda sample: sample.index)
 
 
 def load(
@@ -333,48 +426,54 @@ def load(
     dtype: Dtype | Literal["auto"] = "auto",
     compile: bool = False,
     tokenizer: str | Path | None = None,
-) -> Model:
-    """Open a model folder, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm zoo`
-    lists them; the best one if none is named), or an id of the model hub; MDLM's and DUO's too.
+) -> Pipeline:
+    """Open a model directory, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm
+    zoo` lists them; the best one if none is named), or an id of the model hub; those of MDLM and DUO too.
 
-    `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless told otherwise. `compile` takes a minute at
-    first and pays for many texts. A `tokenizer` (a tokenizer.json, or a folder of GPT-2's files) is needed where the
-    folder has none.
+    `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless given. `compile` takes a minute at first
+    and pays for many samples. A `tokenizer` (a tokenizer.json, or a directory of GPT-2's files) is needed where the
+    directory has none.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
-    folder = pretrained.newest(folder_of(source))
+    directory = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
-    denoiser = pretrained.load(folder, chosen)
-    config = read_object(folder / "config.json")
+    config = pretrained.read_model_config(directory)
+    denoiser = pretrained.load(directory, chosen, config)
     if dtype == "auto":
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
     denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
-    words = tokenizer_of(folder, tokenizer)
-    if not words.vocab_size <= denoiser.vocab < words.vocab_size + _PADDED:
+    words = tokenizer_of(directory, tokenizer)
+    if not words.vocab_size <= denoiser.vocab < words.vocab_size + _MAX_UNUSED:
         raise ValueError(
             f"the tokenizer has {words.vocab_size} tokens and {source} {denoiser.vocab}: they do not belong together"
         )
     if compile:
         accelerate(denoiser)
-    about = about_text(config, folder)
-    name = str(source) if folder != pretrained.newest(Path(source)) else folder.name
-    if (folder / "state.json").is_file():
-        name = f"{folder.parent.name}/{folder.name}"
-    trained = config.get("trained") or {}
-    own = own_settings(config, folder)
-    return Model(name, denoiser, words, compiled=compile, folder=folder, trained=trained, own=own, **about)
+    name = str(source) if directory != pretrained.newest(Path(source)) else directory.name
+    if (directory / "state.json").is_file():
+        name = f"{directory.parent.name}/{directory.name}"
+    return Pipeline(
+        name,
+        denoiser,
+        words,
+        compiled=compile,
+        directory=directory,
+        training=config.get("training") or {},
+        generation_config=read_generation_config(directory, config),
+        **text_config(config, directory),
+    )
 
 
 def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
     return seeded(operator.index(seed), "sample", batch=total, rows=torch.tensor(rows))
 
 
-def _shown(states: Iterable[State], show: Callable[[State, int], None], size: int) -> Iterator[State]:
+def _watched(states: Iterable[State], on_state: Callable[[State, int], None], size: int) -> Iterator[State]:
     for state in states:
-        show(state, size)
+        on_state(state, size)
         yield state
 
 
-def _several(texts: str | Sequence[str] | None) -> Sequence[str]:
+def _texts(texts: str | Sequence[str] | None) -> Sequence[str]:
     return [texts or ""] if texts is None or isinstance(texts, str) else texts

@@ -1,6 +1,6 @@
-"""Drafts: a text with holes, as tokens; and the text again once the holes are filled.
+"""Templates: a text with masked spans, as tokens; and the text again once the spans are filled.
 
-What is given stays, byte for byte: it is kept verbatim and put around the decoded holes, never decoded itself.
+What is given stays, byte for byte: it is kept verbatim and put around the decoded spans, never decoded itself.
 """
 
 import dataclasses
@@ -12,75 +12,78 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cdlm.data.tokenizer import Tokenizer
 
-HOLE = -1
-MOST = 1_000_000
-"""Texts of one call."""
+OPEN = -1
+"""Stands in a template for a token that the model generates."""
+MAX_SAMPLES = 1_000_000
+"""Samples of one call."""
 _BLANK = re.compile(r"_{3,}|\[MASK(?::(\d+))?\]")
-_WIDEST, _LONGEST = 100_000, 10_000_000
+_MAX_SPAN, _MAX_LENGTH = 100_000, 10_000_000
 
 Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft:
-    """A text to be written: its tokens with a `HOLE` where one is wanted, and the given text around its holes."""
+class Template:
+    """A text to be completed: its token ids with `OPEN` where one is wanted, and the given text around the spans."""
 
-    ids: list[int]
+    token_ids: list[int]
     pieces: list[str]
-    """The text before the first hole, between the holes, and after the last: one more than there are holes."""
-    holes: list[Span]
-    """Where each hole begins and ends."""
-    lead: int = 0
-    """Tokens at the start that are not part of the text: the one that begins a block."""
+    """The text before the first masked span, between the spans, and after the last: one more than there are spans."""
+    spans: list[Span]
+    """Where each masked span begins and ends."""
+    prefix: int = 0
+    """Tokens at the start that are not part of the text: the BOS token of a block."""
     words: bool = True
     """Whether a word carries the space before it, as in every vocabulary but that of bytes."""
-    without: tuple[int, ...] = ()
-    """Tokens that no hole may hold: a blank within a text does not end it."""
-    start: int | None = None
-    """The token that begins a block: where the model has written it first, it is no part of the text."""
-    level: float | None = None
-    """The time to which all of the text is noised before it is denoised from there (the paper's perturbation)."""
+    banned: tuple[int, ...] = ()
+    """Tokens that no span may hold: a span within a text does not end it."""
+    bos: int | None = None
+    """The BOS token: where the model has generated it first, it is not part of the text."""
+    noise_level: float | None = None
+    """The time to which the whole text is noised before it is denoised from there (the paper's perturbation)."""
     clamp: bool = False
     """After noising, keep the tokens that the noise left alone; under masking they stay anyway."""
-    evenly: bool = False
-    """Noise exactly the expected number of words, not each with that probability; starts and ends of text stay."""
-    tail: int = 0
-    """Tokens at the end that are not part of the text: the ends of text that fill a block up."""
+    exact_share: bool = False
+    """Noise exactly the expected number of words, not each with that probability; BOS and EOS stay."""
+    suffix: int = 0
+    """Tokens at the end that are not part of the text: EOS padding."""
 
     @property
-    def written(self) -> int:
-        """Tokens that the model writes."""
-        return len(self.ids) - self.lead - self.tail if self.level is not None else self.ids.count(HOLE)
+    def num_generated(self) -> int:
+        """Tokens that the model generates."""
+        if self.noise_level is not None:
+            return len(self.token_ids) - self.prefix - self.suffix
+        return self.token_ids.count(OPEN)
 
     @property
-    def continues(self) -> bool:
+    def is_continuation(self) -> bool:
         """Whether all that is given comes first."""
-        return self.level is None and HOLE not in self.ids[: len(self.ids) - self.written]
+        return self.noise_level is None and OPEN not in self.token_ids[: len(self.token_ids) - self.num_generated]
 
-    def text(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-        """The text with its holes filled by `ids`, which may end early (trimmed, or on their way)."""
-        if self.level is not None:
-            return decode(ids[self.lead : len(self.ids) - self.tail])
+    def text(self, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+        """The text with its spans filled by `token_ids`, which may end early."""
+        if self.noise_level is not None:
+            return decode(token_ids[self.prefix : len(self.token_ids) - self.suffix])
         text = self.pieces[0]
-        for (begin, end), piece in zip(self.holes, self.pieces[1:], strict=True):
-            filled = decode(ids[self.begins(ids, begin) : end])
-            text += filled.removeprefix(" ") if self.lends(text) else filled
-            if len(ids) < end:
+        for (begin, end), piece in zip(self.spans, self.pieces[1:], strict=True):
+            filled = decode(token_ids[self.first_of_text(token_ids, begin) : end])
+            text += filled.removeprefix(" ") if self.ends_in_space(text) else filled
+            if len(token_ids) < end:
                 return text
             text += piece
         return text
 
-    def begins(self, ids: Sequence[int], begin: int) -> int:
-        """Where the text of a hole begins."""
-        return 1 if begin == 0 and self.start is not None and list(ids[:1]) == [self.start] else begin
+    def first_of_text(self, token_ids: Sequence[int], begin: int) -> int:
+        """Where the text of a span begins: behind a BOS token that the model has generated."""
+        return 1 if begin == 0 and self.bos is not None and list(token_ids[:1]) == [self.bos] else begin
 
-    def visible(self, ids: Sequence[int], pieces: Sequence[str | None]) -> list[str | None]:
-        """What the tokens show, without those that are no part of the text."""
-        begins, end = self.begins(ids, self.lead), len(self.ids) - self.tail
-        return ["" if not begins <= place < end else piece for place, piece in enumerate(pieces)]
+    def visible(self, token_ids: Sequence[int], pieces: Sequence[str | None]) -> list[str | None]:
+        """What the tokens show, without those that are not part of the text."""
+        begin, end = self.first_of_text(token_ids, self.prefix), len(self.token_ids) - self.suffix
+        return ["" if not begin <= place < end else piece for place, piece in enumerate(pieces)]
 
-    def lends(self, before: str) -> bool:
-        """Where the text before a hole ends in a space already, that of the first word is one too many."""
+    def ends_in_space(self, before: str) -> bool:
+        """Whether the text before a span ends in a space already: that of the first word is then one too many."""
         return self.words and before.endswith(" ")
 
 
@@ -92,88 +95,112 @@ def continuation(
     prompt: str,
     length: int,
     tokenizer: "Tokenizer",
-    framed: bool = False,
+    bos_framed: bool = False,
     causal: bool = False,
-    own: int = 0,
-    longer: bool = True,
-) -> Draft:
-    """A prompt and a hole up to `length` tokens. Without a prompt the model also writes the token that begins a block,
-    except for a causal one, which cannot draw its first token from anything. `own` is the model's own length,
-    `longer` whether it can write beyond that, in windows."""
-    if not 2 <= length <= _LONGEST:
-        raise ValueError(f"a text has at least 2 tokens, and at most {_LONGEST:,}; got the length {length}")
-    lead = [tokenizer.bos] if causal or (framed and prompt) else []
+    max_length: int = 0,
+    windows: bool = True,
+) -> Template:
+    """A prompt and a masked span up to `length` tokens.
+
+    Without a prompt the model also generates the BOS token, except for a causal one, which cannot draw its first token
+    from anything. `max_length` is the model's own, `windows` whether it can generate beyond that.
+    """
+    if not 2 <= length <= _MAX_LENGTH:
+        raise ValueError(f"--max-length must be between 2 and {_MAX_LENGTH:,} (got {length}).")
+    prefix = [tokenizer.bos] if causal or (bos_framed and prompt) else []
     given = _encode(prompt, tokenizer, open_end=True)
-    if len(lead + given) >= length:
-        way = "shorten it or raise --length"
-        if own and len(lead + given) >= own:  # which is as long as its texts get, but for windows
-            more, block = len(lead + given) + own // 2, own // 2
-            windows = f", or write in windows: --length {more} --block {block} (in Python length={more}, block={block})"
-            way = "shorten it" + windows * (longer and not causal)
-        raise ValueError(f"the prompt has {len(given)} tokens and leaves no room in a text of {length}; {way}")
-    ids = lead + given
-    holes = [(len(ids), length)]
-    start = tokenizer.bos if framed else None
-    return Draft(ids + [HOLE] * (length - len(ids)), [prompt, ""], holes, len(lead), _words(tokenizer), start=start)
+    if len(prefix + given) >= length:
+        advice = "shorten it or raise --max-length"
+        if max_length and len(prefix + given) >= max_length:  # only windows go beyond that
+            advice = "shorten it"
+            if windows and not causal:
+                longer, block = len(prefix + given) + max_length // 2, max_length // 2
+                advice += (
+                    f", or generate in windows: --max-length {longer} --block-length {block} "
+                    f"(in Python max_length={longer}, block_length={block})"
+                )
+        raise ValueError(f"the prompt has {len(given)} tokens and leaves no room in {length} tokens; {advice}.")
+    token_ids = prefix + given
+    return Template(
+        token_ids + [OPEN] * (length - len(token_ids)),
+        [prompt, ""],
+        [(len(token_ids), length)],
+        len(prefix),
+        _words(tokenizer),
+        bos=tokenizer.bos if bos_framed else None,
+    )
 
 
-def blanks(text: str, tokenizer: "Tokenizer", width: int = 4, framed: bool = False, longest: int = _LONGEST) -> Draft:
-    """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `width`; `longest` tokens in all at most."""
-    ids = [tokenizer.bos] * framed
+def infilling(
+    text: str, tokenizer: "Tokenizer", span_length: int = 4, bos_framed: bool = False, max_length: int = _MAX_LENGTH
+) -> Template:
+    """A text with blanks: [MASK] for one token, [MASK:5] for five, ___ for `span_length`."""
+    token_ids = [tokenizer.bos] if bos_framed else []
     pieces: list[str] = []
-    holes: list[Span] = []
+    spans: list[Span] = []
     place = 0
-    for found in _BLANK.finditer(text):
-        wide = width
-        if found[0].startswith("["):  # a number beyond nine digits, however long, is as much too wide as the largest
-            wide = int((found[1] or "1").lstrip("0")[:9] or "0")
-        if not 1 <= wide <= _WIDEST:
-            got = found[0][:40] if found[1] else wide
-            raise ValueError(f"a blank has at least one token; got {got} (and at most {_WIDEST:,})")
-        if holes and found.start() == place:  # one blank after another is one hole: a character may need both
-            holes[-1] = (holes[-1][0], holes[-1][1] + wide)
+    for blank in _BLANK.finditer(text):
+        length = span_length
+        if blank[0].startswith("["):  # a number of more than nine digits is as much too long as the largest of nine
+            length = int((blank[1] or "1").lstrip("0")[:9] or "0")
+        if not 1 <= length <= _MAX_SPAN:
+            got = blank[0][:40] if blank[1] else length
+            raise ValueError(f"a blank must have between 1 and {_MAX_SPAN:,} tokens (got {got}).")
+        if spans and blank.start() == place:  # adjacent blanks are one span: a character may need both
+            spans[-1] = (spans[-1][0], spans[-1][1] + length)
         else:
-            pieces.append(text[place : found.start()])
-            ids += _encode(pieces[-1], tokenizer, open_end=True)
-            holes.append((len(ids), len(ids) + wide))
-        if len(ids) + wide > longest:  # a short text can ask for many wide blanks
-            raise ValueError(f"at most {longest:,} tokens; this text with its blanks has {len(ids) + wide:,} or more")
-        ids += [HOLE] * wide
-        place = found.end()
-    if not holes:
-        raise ValueError("there is nothing to fill in: mark each gap with ___, or with one [MASK] for each token")
+            pieces.append(text[place : blank.start()])
+            token_ids += _encode(pieces[-1], tokenizer, open_end=True)
+            spans.append((len(token_ids), len(token_ids) + length))
+        if len(token_ids) + length > max_length:  # a short text can ask for many long blanks
+            raise ValueError(
+                f"at most {max_length:,} tokens are possible; this text with its blanks has "
+                f"{len(token_ids) + length:,} or more."
+            )
+        token_ids += [OPEN] * length
+        place = blank.end()
+    if not spans:
+        raise ValueError("the text has no blanks; mark each with ___, or with one [MASK] for each token.")
     pieces.append(text[place:])
-    ids += _encode(pieces[-1], tokenizer)
-    if len(ids) > longest:
-        raise ValueError(f"at most {longest:,} tokens; this text with its blanks has {len(ids):,}")
-    return Draft(ids, pieces, holes, int(framed), _words(tokenizer), (tokenizer.eos, tokenizer.bos))
+    token_ids += _encode(pieces[-1], tokenizer)
+    if len(token_ids) > max_length:
+        raise ValueError(
+            f"at most {max_length:,} tokens are possible; this text with its blanks has {len(token_ids):,}."
+        )
+    banned = (tokenizer.eos, tokenizer.bos)
+    return Template(token_ids, pieces, spans, int(bos_framed), _words(tokenizer), banned)
 
 
-def noised(text: str, tokenizer: "Tokenizer", t: float = 0.5, clamp: bool = False, framed: bool = False) -> Draft:
-    """A text that is noised to time t and denoised from there."""
-    if not 0 < t <= 1:
-        raise ValueError(f"the noise level is a time in (0, 1]; got {t}")
-    ids = _encode(text, tokenizer)
-    if not ids:
-        raise ValueError("there is no text to rewrite; give at least one token")
-    return Draft([tokenizer.bos] * framed + ids, [text], [], int(framed), level=t, clamp=clamp)
+def rewriting(
+    text: str, tokenizer: "Tokenizer", noise_level: float = 0.5, clamp: bool = False, bos_framed: bool = False
+) -> Template:
+    """A text that is noised to time `noise_level` and denoised from there."""
+    if not 0 < noise_level <= 1:
+        raise ValueError(f"--noise-level must be above 0 and at most 1 (got {noise_level}).")
+    token_ids = _encode(text, tokenizer)
+    if not token_ids:
+        raise ValueError("there is no text to rewrite; give at least one token.")
+    prefix = [tokenizer.bos] if bos_framed else []
+    return Template(prefix + token_ids, [text], [], len(prefix), noise_level=noise_level, clamp=clamp)
 
 
-def times(drafts: list[Draft], num: int) -> list[Draft]:
-    """Each of them `num` times."""
+def repeat(templates: list[Template], num_samples: int) -> list[Template]:
+    """Each of them `num_samples` times."""
     try:
-        operator.index(num)
+        operator.index(num_samples)
     except TypeError:
-        raise TypeError(f"num is how many texts to write; got {num!r}; a text to continue goes with prompt=") from None
-    if not 1 <= num <= MOST:
-        raise ValueError(f"write at least one text, and at most {MOST:,}; got num {num}")
-    if not drafts:
-        raise ValueError("there is nothing to write: no prompt was given")
-    return [draft for draft in drafts for _ in range(num)]
+        raise TypeError(
+            f"num_samples must be an integer (got {num_samples!r}); a text to continue goes with prompt=."
+        ) from None
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise ValueError(f"--num-samples must be between 1 and {MAX_SAMPLES:,} (got {num_samples}).")
+    if not templates:
+        raise ValueError("no prompt was given; give at least one.")
+    return [template for template in templates for _ in range(num_samples)]
 
 
 def _encode(text: str, tokenizer: "Tokenizer", open_end: bool = False) -> list[int]:
-    """The tokens of given text; one space before a hole is left to the word that follows."""
+    """The tokens of given text; one space before a span is left to the word that follows."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -197,22 +224,26 @@ def _words(tokenizer: "Tokenizer") -> bool:
     return tokenizer.model is not None
 
 
-def trimmed(ids: list[int], draft: Draft, eos: int) -> list[int]:
-    """Up to the first end of text that was written; the end itself is left out."""
-    return next((ids[:k] for k in range(max(draft.lead, 1), len(ids)) if ids[k] == eos and draft.ids[k] == HOLE), ids)
+def until_eos(token_ids: list[int], template: Template, eos: int) -> list[int]:
+    """Up to the first EOS that was generated, which is left out."""
+    for place in range(max(template.prefix, 1), len(token_ids)):
+        if token_ids[place] == eos and template.token_ids[place] == OPEN:
+            return token_ids[:place]
+    return token_ids
 
 
-def ended(ids: list[int], draft: Draft, eos: int) -> list[int]:
-    """Up to where ends of text prevail, for texts that are filled up with them: a sampler of few steps may put one into
-    the midst of a text, or a word behind its end; either is left out."""
-    ids = ids[: len(draft.ids) - draft.tail]
-    free = [k >= max(draft.lead, 1) and draft.ids[k] == HOLE for k in range(len(ids))]
-    ends = [one == eos and hole for one, hole in zip(ids, free, strict=True)]
-    first = 1 + max((k for k, hole in enumerate(free) if not hole), default=-1)  # nothing that was given is left out
-    wrong = ends[first:].count(False)  # words behind the end, and ends before it, if it were here
-    least, cut = wrong, first
-    for k in range(first, len(ids)):
-        wrong += 1 if ends[k] else -1
-        if wrong <= least:
-            least, cut = wrong, k + 1
-    return [one for one, end in zip(ids[:cut], ends, strict=False) if not end]
+def without_padding(token_ids: list[int], template: Template, eos: int) -> list[int]:
+    """Up to where EOS tokens prevail, for EOS-padded models: a sampler of few steps may put one into the middle of a
+    text, or a word behind its end; either is left out."""
+    token_ids = token_ids[: len(template.token_ids) - template.suffix]
+    first = max(template.prefix, 1)
+    free = [place >= first and template.token_ids[place] == OPEN for place in range(len(token_ids))]
+    ends = [token == eos and is_free for token, is_free in zip(token_ids, free, strict=True)]
+    begin = 1 + max((place for place, is_free in enumerate(free) if not is_free), default=-1)  # given tokens stay
+    errors = ends[begin:].count(False)  # words behind the end, and EOS tokens before it, if it were here
+    fewest, cut = errors, begin
+    for place in range(begin, len(token_ids)):
+        errors += 1 if ends[place] else -1
+        if errors <= fewest:
+            fewest, cut = errors, place + 1
+    return [token for token, end in zip(token_ids[:cut], ends, strict=False) if not end]

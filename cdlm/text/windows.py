@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cdlm.sample.plan import State
+from cdlm.sample.draw import State
 from cdlm.types import Tokens
 
 Window = Callable[[Tokens, Bool[Tensor, "b l"], int], Iterator[State]]
@@ -25,14 +25,23 @@ def windows(fill: Window, x: Tokens, given: Bool[Tensor, "b l"], width: int, blo
         begin, now = max(0, end - width), before
         for state in fill(before.x[:, begin:end], given[:, begin:end], number):
             x = torch.cat([before.x[:, :begin], state.x, before.x[:, end:]], 1)
-            evaluations = [a + b for a, b in zip(before.evaluations, state.evaluations, strict=True)]
+            nfe = [a + b for a, b in zip(before.nfe, state.nfe, strict=True)]
             seen = None
-            if state.chance is not None:
-                old = torch.full_like(x, torch.nan, dtype=torch.float32) if before.chance is None else before.chance
-                seen = torch.cat(
-                    [old[:, :begin], state.chance.where(~state.chance.isnan(), old[:, begin:end]), old[:, end:]], 1
+            if state.token_probs is not None:
+                old = (
+                    torch.full_like(x, torch.nan, dtype=torch.float32)
+                    if before.token_probs is None
+                    else before.token_probs
                 )
-            now = State(x, before.step + state.step, state.steps if len(ends) == 1 else None, evaluations, seen)
+                seen = torch.cat(
+                    [
+                        old[:, :begin],
+                        state.token_probs.where(~state.token_probs.isnan(), old[:, begin:end]),
+                        old[:, end:],
+                    ],
+                    1,
+                )
+            now = State(x, before.step + state.step, state.num_steps if len(ends) == 1 else None, nfe, seen)
             if state.step or not number:
                 yield now
         before = now

@@ -34,8 +34,8 @@ def test_json_lines_hold_everything(write, folder: str, capsys: pytest.CaptureFi
     found = lines(out)
     for record, text in zip(found, expected, strict=True):
         assert record["text"] == text.text
-        assert record["tokens"] == text.tokens
-        assert record["evaluations"] == text.evaluations
+        assert record["tokens"] == text.token_ids
+        assert record["evaluations"] == text.nfe
         assert (record["index"], record["seed"], record["model"], record["prompt"]) == (text.index, 5, "writer", "né")
         assert record["sampling"] == {"steps": 4, "temperature": 0.5}
     assert "né" in out  # readable, not escaped

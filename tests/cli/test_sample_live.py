@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from cdlm.cli.sample import SampleConfig, write_texts
-from cdlm.sample.plan import State
+from cdlm.sample.draw import State
 from cdlm.text.pipeline import MASK, Model
 
 from .test_main import ROOT

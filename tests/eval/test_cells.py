@@ -191,11 +191,11 @@ def test_exactly_half_of_the_words_are_noise(kind: Kind, framed: bool) -> None:
     blocks[1:, 5] = blocks[2:, 17] = BYTES.eos
     if framed:
         blocks[:, 0] = blocks[:, -1] = BYTES.eos
-    drafts = model.perturbations(blocks.tolist())
+    templates = model.perturbations(blocks.tolist())
     assert all(
-        float(model.denoiser.process.noise.alpha(torch.tensor(one.level))) == pytest.approx(0.5) for one in drafts
+        float(model.denoiser.process.noise.alpha(torch.tensor(one.level))) == pytest.approx(0.5) for one in templates
     )
-    first = next(iter(model.states(drafts, Sampling(steps=2), seeded(0, "sample", batch=6))))
+    first = next(iter(model.states(templates, Sampling(steps=2), seeded(0, "sample", batch=6))))
     changed, words = first.x != blocks, blocks != BYTES.eos
     assert not (changed & ~words).any()
     half = words.sum(-1) / 2

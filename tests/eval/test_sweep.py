@@ -45,7 +45,7 @@ def test_a_row_has_everything_to_repeat_it(work: Path, tmp_path: Path) -> None:
         kept = read_samples(tmp_path / "samples" / row["file"])
         assert [one.text for one in found] == [line["text"] for line in kept.lines]
         assert [one.tokens for one in found] == [line["tokens"] for line in kept.lines]
-        assert row["nfe"] == sum(one.evaluations for one in found) / NUM
+        assert row["nfe"] == sum(one.nfe for one in found) / NUM
         readings = judge.read([one.text for one in found])
         nats, tokens = [r.nats for r in readings], [r.tokens for r in readings]
         value = perplexity(nats, tokens)

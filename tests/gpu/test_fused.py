@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.objective.coupling import Bridge

@@ -13,7 +13,7 @@ from cdlm.process import masked, uniform
 from cdlm.process.order import Order, levels
 from cdlm.rng import seeded
 from cdlm.sample.order import reveal
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 from cdlm.schedules import constant
 
 from ..paper.enumeration import p_value
@@ -49,7 +49,7 @@ def test_training_sees_the_masks_that_the_sampler_meets(order: Order, steps: int
     trained = collections.Counter(patterns(Ordered(PROCESS, order, steps), n))
     rng = seeded(8, batch=n)
     everywhere = torch.ones(n, L, dtype=torch.bool)
-    passes = reveal(PROCESS, everywhere, levels(order, everywhere, steps, rng), uniform_grid(steps), rng)
+    passes = reveal(PROCESS, everywhere, levels(order, everywhere, steps, rng), uniform_times(steps), rng)
     met = torch.full((n * L,), -1)
     for number, one in enumerate(passes):
         met[one.index] = number

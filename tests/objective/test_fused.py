@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.objective import fused
@@ -32,9 +32,16 @@ PROCESSES = {
 EVERY = {**DIVERGENCES, "reverse_kl, floor": divergence("reverse_kl", -3.0)}
 
 
-def nets(process, seed: int = 0, absolute: int = 0):
+def nets(process, seed: int = 0, position_embeddings: int = 0):
     torch.manual_seed(seed)
-    shape = dataclasses.replace(SIZES["tiny"], hidden=16, blocks=1, cond=8, time_conditioning=True, absolute=absolute)
+    shape = dataclasses.replace(
+        SIZES["tiny"],
+        hidden_size=16,
+        num_layers=1,
+        cond_dim=8,
+        time_conditioning=True,
+        position_embeddings=position_embeddings,
+    )
     student = Denoiser(shape, process).double()
     for parameter in student.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -224,9 +231,9 @@ def test_training_takes_the_same_course(name: str) -> None:
         torch.manual_seed(0)
         causal = method.process == "none"
         changes = {
-            "hidden": 16,
-            "blocks": 1,
-            "cond": 8,
+            "hidden_size": 16,
+            "num_layers": 1,
+            "cond_dim": 8,
             "causal": causal,
             "time_conditioning": method.time_conditioning,
         }
@@ -257,7 +264,7 @@ def test_a_guided_and_sharpened_target(name, positions):
     """The fused gradient follows the law that the target says it has, and that law is f^((1 + g) / T) / b^(g / T); b is
     the mean law of a blank text over all its positions, which a network with learned ones can tell apart."""
     process, how = masked(V), Network(temperature=0.6, guidance=0.7)
-    student, target = nets(process, absolute=positions)
+    student, target = nets(process, position_embeddings=positions)
     t = torch.linspace(0.5, 0.95, B, dtype=torch.float64)
     pair = Bridge(process)(seeded(3, batch=B).integers(L, V), t / 2, t, seeded(3, batch=B))
     (_, (index, goal)) = how(pair, target)

@@ -180,7 +180,7 @@ def test_its_law_is_the_peers(layout: Layout, folder: Path) -> None:
 def test_it_writes_by_the_peers_law(layout: Layout, folder: Path) -> None:
     """Two steps with the likeliest tokens: the last is what the peer predicts at t = 1/2 for what the first left."""
     model = cdlm.load(folder, "cpu", tokenizer="bytes")
-    start, left, last = (torch.tensor(frame.tokens) for frame in model.stream(num=8, steps=2, top_k=1))
+    start, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num=8, steps=2, top_k=1))
     assert bool((start == IDS - 1).all()) == layout.masks
     assert torch.equal(last, likeliest(layout, left, 0.5))
     assert not torch.equal(last, left)
@@ -189,15 +189,15 @@ def test_it_writes_by_the_peers_law(layout: Layout, folder: Path) -> None:
 
 def test_it_samples_by_the_plug_in_posterior(layout: Layout, folder: Path) -> None:
     model = cdlm.load(folder, "cpu", tokenizer="bytes")
-    texts = [text.tokens for text in model.sample(8, steps=4)]
+    texts = [text.token_ids for text in model.sample(8, steps=4)]
     assert max(map(max, texts)) < BYTES.vocab_size
     if layout.masks:
         with pytest.raises(ValueError, match="plug-in and mixture are the same"):
             model.sample(posterior="mixture")
         return
-    assert texts == [text.tokens for text in model.sample(8, steps=4, posterior="plug-in")]
-    assert texts != [text.tokens for text in model.sample(8, steps=4, posterior="mixture")]
-    *_, left, last = (torch.tensor(frame.tokens) for frame in model.stream(num=8, steps=4, tail="argmax"))
+    assert texts == [text.token_ids for text in model.sample(8, steps=4, posterior="plug-in")]
+    assert texts != [text.token_ids for text in model.sample(8, steps=4, posterior="mixture")]
+    *_, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num=8, steps=4, tail="argmax"))
     assert torch.equal(last, likeliest(layout, left, NEAR_ZERO))  # DUO's greedy tail
 
 

@@ -17,7 +17,7 @@ import torch
 
 import cdlm
 from cdlm.train import checkpoint, loop
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command
@@ -33,9 +33,16 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def make(name: str) -> Path:
         if name not in made:
             config = RECIPES[f"tiny-{name}"].config
-            network = dataclasses.replace(config.network, hidden=16, blocks=2, heads=2, cond=8)
+            network = dataclasses.replace(config.network, hidden_size=16, num_layers=2, num_heads=2, cond_dim=8)
             out = tmp_path_factory.mktemp(name) / "run"
-            quick = {"steps": 20, "batch": 8, "length": 16, "samples": 0, "valid_batches": 1, "dtype": "float32"}
+            quick = {
+                "steps": 20,
+                "batch_size": 8,
+                "seq_length": 16,
+                "valid_samples": 0,
+                "valid_batches": 1,
+                "dtype": "float32",
+            }
             train(dataclasses.replace(config, data=corpus, out=out, network=network, device="cpu", **quick))
             made[name] = out
         return made[name]
@@ -48,11 +55,11 @@ def test_a_trained_model_writes_the_same_in_any_batch(name: str, trained, tried)
     """In float64: seven texts, in batches of 1, 2, 3 and 7, and the third alone."""
     model = cdlm.load(str(trained(name)), "cpu", "float64")
     how = {} if name == "ar" else {"steps": 5}
-    texts = [text.tokens for text in model.sample(num=7, seed=3, batch=7, **how)]
+    texts = [text.token_ids for text in model.sample(num=7, seed=3, batch=7, **how)]
     for batch in (1, 2, 3):
-        assert [text.tokens for text in model.sample(num=7, seed=3, batch=batch, **how)] == texts
-    assert [text.tokens for text in model.sample(num=3, seed=3, batch=32, **how)] == texts[:3]
-    assert texts != [text.tokens for text in model.sample(num=7, seed=4, batch=7, **how)]
+        assert [text.token_ids for text in model.sample(num=7, seed=3, batch=batch, **how)] == texts
+    assert [text.token_ids for text in model.sample(num=3, seed=3, batch=32, **how)] == texts[:3]
+    assert texts != [text.token_ids for text in model.sample(num=7, seed=4, batch=7, **how)]
     tried(f"other batch sizes ({name}, float64)", 4, "the same texts")
 
 
@@ -78,7 +85,7 @@ def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypa
     tried("three resumes", 3, "the same texts")
 
 
-def in_two(config: RunConfig, path: Path) -> Path:
+def in_two(config: TrainConfig, path: Path) -> Path:
     """The run in two processes of this machine."""
     path.write_text(json.dumps(to_json(dataclasses.replace(config, parallel="ddp"))))
     with socket.socket() as free:
@@ -105,7 +112,7 @@ def test_one_process_or_two_write_the_same(name: str, recipe, tmp_path: Path, tr
     a, b = (checkpoint.read(path).tensors["online"] for path in (alone, both))
     assert all(torch.allclose(a[key], b[key], rtol=0, atol=1e-9) for key in a)
     texts = [
-        [text.tokens for text in cdlm.load(str(path), "cpu", "float64").sample(num=4, steps=4, seed=1)]
+        [text.token_ids for text in cdlm.load(str(path), "cpu", "float64").sample(num=4, steps=4, seed=1)]
         for path in (alone, both)
     ]
     assert texts[0] == texts[1]

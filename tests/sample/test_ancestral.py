@@ -14,7 +14,7 @@ from cdlm.sample.exact import ancestral_law
 from cdlm.sample.logits import Shape
 from cdlm.sample.plan import Drawing
 from cdlm.sample.settings import Tail
-from cdlm.sample.timesteps import cosine_grid, custom_grid, uniform_grid
+from cdlm.sample.timesteps import cosine_times, custom_times, uniform_times
 
 from .truth import (
     ALPHA,
@@ -37,7 +37,7 @@ from .truth import (
 )
 
 N = 16_000
-GRIDS = {"uniform": uniform_grid(3), "cosine": cosine_grid(4), "custom": custom_grid([1.0, 0.7, 0.6, 0.1, 0.0])}
+GRIDS = {"uniform": uniform_times(3), "cosine": cosine_times(4), "custom": custom_times([1.0, 0.7, 0.6, 0.1, 0.0])}
 SHAPES = [
     Shape(temperature=0.6),
     Shape(temperature=1.7),
@@ -135,7 +135,7 @@ def test_the_plain_sampler_keeps_given_positions(process: Process) -> None:
 def test_plain_and_planned_agree_on_a_larger_space(process: Process) -> None:
     """Six positions of a real network: every pair of neighbours has the same joint distribution under both."""
     net, n, length = tiny(process), 6000, 6
-    rng, grid = seeded(7, batch=n), uniform_grid(4)
+    rng, grid = seeded(7, batch=n), uniform_times(4)
     x = process.start(length, rng("start"))
     one = text(plain_ancestral(net, process, x, grid, rng("plain")))
     other = text(ancestral(net, process, x, grid, rng("planned")))
@@ -156,7 +156,7 @@ def test_plug_in_and_mixture_are_told_apart_unless_tokens_are_masked(process: Pr
 
 @pytest.mark.parametrize("process", [masked(V), uniform(V), masked(V, Cosine()), uniform(V, Cosine())])
 def test_three_positions_and_either_schedule(process: Process) -> None:
-    net, grid = Table(process, 3), cosine_grid(5)
+    net, grid = Table(process, 3), cosine_times(5)
     law = composed(noise(process, 3), process, 3, ancestor(process, net.law), grid)
     assert agrees(draw(net, process, grid, length=3), law, process.states)
 
@@ -173,7 +173,7 @@ def test_a_plain_function_is_a_predictor(process: Process) -> None:
 @pytest.mark.parametrize("how", ["plug-in", "mixture"])
 @every_prior
 def test_a_tail_that_samples_is_one_more_hop(process: Process, how: Posterior) -> None:
-    net, grid = Table(process), uniform_grid(2, end=0.4)
+    net, grid = Table(process), uniform_times(2, end=0.4)
     law = composed(noise(process), process, L, ancestor(process, net.law, how), [*grid, 0.0])
     drawn = draw(net, process, grid, tail="sample", drawing=Drawing(posterior=how))
     assert agrees(drawn, law, process.states)
@@ -182,7 +182,7 @@ def test_a_tail_that_samples_is_one_more_hop(process: Process, how: Posterior) -
 @every_prior
 def test_a_greedy_tail_takes_the_likeliest_token_wherever_it_is_noisy(process: Process) -> None:
     """Composition down to the end of the grid, then the mode; a token that the prior cannot produce is clean."""
-    net, grid = Table(process), uniform_grid(3, end=0.4)
+    net, grid = Table(process), uniform_times(3, end=0.4)
     law = composed(noise(process), process, L, ancestor(process, net.law), grid)
     law = push(law, process, L, greedy(process, net.law), float(grid[-1]), 0.0)
     assert agrees(draw(net, process, grid, tail="argmax"), law, process.states)
@@ -191,7 +191,7 @@ def test_a_greedy_tail_takes_the_likeliest_token_wherever_it_is_noisy(process: P
 @pytest.mark.parametrize("tail", ["none", "sample", "argmax"])
 @pytest.mark.parametrize("kind", ["masked", "uniform", "mask and unigram"])
 def test_single_precision_draws_from_the_same_law(kind: str, tail: Tail) -> None:
-    process, grid = PRIORS[kind], uniform_grid(3, end=0.0 if tail == "none" else 0.3)
+    process, grid = PRIORS[kind], uniform_times(3, end=0.0 if tail == "none" else 0.3)
     net = Table(process)
     law = composed(noise(process), process, L, ancestor(process, net.law), [*grid, *([0.0] * (tail == "sample"))])
     if tail == "argmax":
@@ -226,7 +226,7 @@ def test_given_positions_never_change(process: Process, tail: Tail) -> None:
     """The rest follows the composition with these positions held fixed."""
     net, given = Table(process, 3), torch.tensor([False, True, False])
     mask = process.states - 1  # or a token like any other, where there is no mask
-    x, grid = torch.tensor([mask, 0, mask]), uniform_grid(3, end=0.0 if tail == "none" else 0.3)
+    x, grid = torch.tensor([mask, 0, mask]), uniform_times(3, end=0.0 if tail == "none" else 0.3)
     kernel = clamped(ancestor(process, net.law), given)
     law = composed(point(x, process.states), process, 3, kernel, [*grid, *([0.0] * (tail == "sample"))])
     if tail == "argmax":
@@ -254,18 +254,18 @@ def test_a_mask_that_is_given_stays_a_mask() -> None:
 @every_prior
 def test_a_grid_may_start_below_one(process: Process) -> None:
     """From a text noised to t = 0.6 and not from the prior; a clean token may be among it."""
-    net, x, grid = Table(process), torch.tensor([process.states - 1, 1]), uniform_grid(3, start=0.6)
+    net, x, grid = Table(process), torch.tensor([process.states - 1, 1]), uniform_times(3, start=0.6)
     law = composed(point(x, process.states), process, L, ancestor(process, net.law), grid)
     assert agrees(draw(net, process, grid, x=x), law, process.states)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "mask and unigram", "unigram with a zero"])
 def test_every_state_on_the_way_has_its_own_law(kind: str) -> None:
-    process, grid = PRIORS[kind], uniform_grid(4)
+    process, grid = PRIORS[kind], uniform_times(4)
     net, rng = Table(process), seeded(2, batch=20_000)
     start = process.start(L, rng("start"))
     for hops, state in enumerate(ancestral(net, process, start, grid, rng)):
-        assert (state.step, state.steps) == (hops, 4)
+        assert (state.step, state.num_steps) == (hops, 4)
         law = composed(noise(process), process, L, ancestor(process, net.law), grid[: hops + 1])
         assert agrees(state.x, law, process.states)
 
@@ -273,9 +273,9 @@ def test_every_state_on_the_way_has_its_own_law(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["uniform", "unigram"])
 def test_texts_do_not_depend_on_how_many_hops_fit_in_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     process = PRIORS[kind]
-    at_once = draw(Table(process), process, uniform_grid(7), n=100)
+    at_once = draw(Table(process), process, uniform_times(7), n=100)
     monkeypatch.setattr(importlib.import_module("cdlm.sample.ancestral"), "_AT_ONCE", 700)
-    assert torch.equal(draw(Table(process), process, uniform_grid(7), n=100), at_once)
+    assert torch.equal(draw(Table(process), process, uniform_times(7), n=100), at_once)
 
 
 @pytest.mark.parametrize("how", ["plug-in", "mixture"])
@@ -283,7 +283,7 @@ def test_a_token_outside_the_prior_stays_whatever_the_predictor_says(how: Poster
     """pi[x_t] = 0 means that x_t is clean."""
     process = PRIORS["unigram with a zero"]
     drawn = draw(
-        Table(process), process, uniform_grid(5), n=500, x=torch.tensor([1, 0]), drawing=Drawing(posterior=how)
+        Table(process), process, uniform_times(5), n=500, x=torch.tensor([1, 0]), drawing=Drawing(posterior=how)
     )
     assert bool((drawn[:, 0] == 1).all())
     assert len(drawn[:, 1].unique()) == V
@@ -294,7 +294,7 @@ def test_a_text_without_noise_is_left_alone() -> None:
     process, x = masked(V), torch.tensor([[0, 2, 1], [1, 1, 0]])
     for tail, end in (("none", 0.0), ("sample", 0.1), ("argmax", 0.1)):
         net = Table(process, 3)
-        states = list(ancestral(net, process, x, uniform_grid(4, end=end), seeded(0, batch=2), tail=tail))
+        states = list(ancestral(net, process, x, uniform_times(4, end=end), seeded(0, batch=2), tail=tail))
         assert torch.equal(states[-1].x, x)
         assert states[-1].evaluations == [0, 0]
         assert net.rows == 0
@@ -305,10 +305,10 @@ def test_tails_and_grids_must_fit() -> None:
     x = process.start(L, rng)
     for tail in ("sample", "argmax"):
         with pytest.raises(ValueError, match="end the grid above 0"):
-            ancestral(Table(process), process, x, uniform_grid(2), rng, tail=tail)
+            ancestral(Table(process), process, x, uniform_times(2), rng, tail=tail)
     with pytest.raises(ValueError, match="leaves masks behind: end it at 0, or give a tail"):
-        ancestral(Table(process), process, x, uniform_grid(2, end=0.1), rng)
-    ancestral(Table(uniform(V)), uniform(V), x.clamp(max=V - 1), uniform_grid(2, end=0.1), rng)
+        ancestral(Table(process), process, x, uniform_times(2, end=0.1), rng)
+    ancestral(Table(uniform(V)), uniform(V), x.clamp(max=V - 1), uniform_times(2, end=0.1), rng)
 
 
 def test_the_kernel_of_these_tests_is_a_law() -> None:

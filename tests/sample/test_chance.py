@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded
@@ -82,4 +82,4 @@ def test_next_tokens() -> None:
 def test_nothing_is_kept_unless_asked_for() -> None:
     process, rng = masked(V), seeded(1, batch=B)
     x = process.start(L, rng("start"))
-    assert all(state.chance is None for state in generate(lively(process), process, x, Sampling(steps=2), rng))
+    assert all(state.token_probs is None for state in generate(lively(process), process, x, Sampling(steps=2), rng))

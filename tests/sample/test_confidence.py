@@ -13,7 +13,7 @@ from cdlm.sample.confidence import confident
 from cdlm.sample.logits import Shape
 from cdlm.sample.plan import Drawing, State
 from cdlm.sample.settings import Confidence
-from cdlm.sample.timesteps import cosine_grid, uniform_grid
+from cdlm.sample.timesteps import cosine_times, uniform_times
 
 from .truth import Table, V, agrees, index, level, point, sequences, text
 
@@ -80,7 +80,7 @@ def constant(logits: Tensor):
     return lambda x, t: logits.expand(len(x), -1, -1)
 
 
-@pytest.mark.parametrize("grid", [uniform_grid(3), uniform_grid(2), cosine_grid(4)], ids=["3", "2", "cosine"])
+@pytest.mark.parametrize("grid", [uniform_times(3), uniform_times(2), cosine_times(4)], ids=["3", "2", "cosine"])
 @every_kind
 def test_samples_follow_the_law_of_every_draw_listed(by: Confidence, grid: Tensor) -> None:
     process, n, x = masked(V), 30_000, torch.full((3,), MASK)
@@ -93,7 +93,7 @@ def test_samples_follow_the_law_of_every_draw_listed(by: Confidence, grid: Tenso
 @every_kind
 def test_what_is_visible_stays_and_only_masks_count(by: Confidence) -> None:
     process, n, x = masked(V), 30_000, torch.tensor([MASK, 1, MASK, MASK])
-    net, grid = Table(process, 4), uniform_grid(2)
+    net, grid = Table(process, 4), uniform_times(2)
     law = listed(net, x, grid, by, bound=0.3)
     drawn = text(confident(net, process, x.expand(n, -1), grid, seeded(1, batch=n), by, bound=0.3))
     assert bool((drawn[:, 1] == 1).all())
@@ -103,7 +103,7 @@ def test_what_is_visible_stays_and_only_masks_count(by: Confidence) -> None:
 def test_the_kinds_are_told_apart() -> None:
     """The law of one kind does not pass for another's."""
     process, n, x = masked(V), 30_000, torch.full((3,), MASK)
-    net, grid = Table(process, 3, seed=4), uniform_grid(3)
+    net, grid = Table(process, 3, seed=4), uniform_times(3)
     for by, other in itertools.permutations(BY, 2):
         drawn = text(confident(net, process, x.expand(n, -1), grid, seeded(0, batch=n), by, bound=0.6))
         assert not agrees(drawn, listed(net, x, grid, other, bound=0.6), V + 1)
@@ -120,7 +120,7 @@ def test_the_most_certain_positions_come_first(by: Confidence) -> None:
     assert order != list(range(length))
     x = torch.full((3, length), MASK)
     drawing = Drawing(Shape(top_k=1))
-    states = list(confident(constant(logits), process, x, uniform_grid(4), seeded(0, batch=3), by, drawing))
+    states = list(confident(constant(logits), process, x, uniform_times(4), seeded(0, batch=3), by, drawing))
     for row in revealed(states):
         assert row == [sorted(order[first : first + 2]) for first in range(0, length, 2)]
     assert states[-1].x.tolist() == [list(modes.values())] * 3
@@ -132,7 +132,7 @@ def test_every_hop_keeps_the_share_that_the_grid_says(by: Confidence, length: in
     """On a uniform grid the masks left after hop k are l (1 - k / steps), rounded down; empty hops do not run."""
     x = torch.full((2, length), MASK)
     logits = torch.randn(length, V, dtype=torch.float64)
-    states = list(confident(constant(logits), masked(V), x, uniform_grid(steps), seeded(0, batch=2), by))
+    states = list(confident(constant(logits), masked(V), x, uniform_times(steps), seeded(0, batch=2), by))
     left = [length * (steps - hop) // steps for hop in range(len(states))]
     assert [int((state.x[0] == MASK).sum()) for state in states] == left
     assert states[-1].evaluations == [len(set(left)) - 1] * 2
@@ -141,7 +141,7 @@ def test_every_hop_keeps_the_share_that_the_grid_says(by: Confidence, length: in
 def test_without_a_bound_one_position_at_a_time() -> None:
     """Bound 0 and as many hops as masks."""
     x, logits = torch.full((2, 8), MASK), torch.randn(8, V, dtype=torch.float64)
-    states = list(confident(constant(logits), masked(V), x, uniform_grid(8), seeded(0, batch=2), "entropy-bound"))
+    states = list(confident(constant(logits), masked(V), x, uniform_times(8), seeded(0, batch=2), "entropy-bound"))
     law = logits.softmax(-1)
     order = (law * law.log()).sum(-1).argsort(descending=True).tolist()
     assert revealed(states) == [[[place] for place in order]] * 2
@@ -156,7 +156,7 @@ def test_certain_positions_cost_nothing() -> None:
     law = logits.softmax(-1)
     order = torch.special.xlogy(law, law).sum(-1).argsort(descending=True, stable=True).tolist()
     x = torch.full((1, 8), MASK)
-    states = list(confident(constant(logits), masked(V), x, uniform_grid(8), seeded(0, batch=1), "entropy-bound"))
+    states = list(confident(constant(logits), masked(V), x, uniform_times(8), seeded(0, batch=1), "entropy-bound"))
     assert revealed(states) == [[sorted([*certain, order[3]]), *[[place] for place in order[4:]]]]
     assert states[-1].evaluations == [5]
 
@@ -164,7 +164,7 @@ def test_certain_positions_cost_nothing() -> None:
 def test_a_large_bound_reveals_everything_at_once() -> None:
     x, logits = torch.full((2, 8), MASK), torch.randn(8, V, dtype=torch.float64)
     states = list(
-        confident(constant(logits), masked(V), x, uniform_grid(8), seeded(0, batch=2), "entropy-bound", bound=100.0)
+        confident(constant(logits), masked(V), x, uniform_times(8), seeded(0, batch=2), "entropy-bound", bound=100.0)
     )
     assert len(states) == 2
     assert states[-1].evaluations == [1, 1]
@@ -184,7 +184,7 @@ def test_each_hop_of_the_entropy_bound_is_as_large_as_it_may_be(bound: float, st
 
     x = torch.full((n, length), MASK)
     states = list(
-        confident(predict, masked(V), x, uniform_grid(steps), seeded(2, batch=n), "entropy-bound", bound=bound)
+        confident(predict, masked(V), x, uniform_times(steps), seeded(2, batch=n), "entropy-bound", bound=bound)
     )
     evaluations = [0] * n
     for hop, (before, after) in enumerate(itertools.pairwise(states)):
@@ -209,6 +209,6 @@ def test_each_hop_of_the_entropy_bound_is_as_large_as_it_may_be(bound: float, st
 def test_a_text_without_masks_is_left_alone() -> None:
     for by in BY:
         x = torch.tensor([[0, 1, 2]])
-        states = list(confident(constant(torch.zeros(3, V)), masked(V), x, uniform_grid(3), seeded(0, batch=1), by))
+        states = list(confident(constant(torch.zeros(3, V)), masked(V), x, uniform_times(3), seeded(0, batch=1), by))
         assert torch.equal(states[-1].x, x)
         assert states[-1].evaluations == [0]

@@ -12,7 +12,7 @@ from cdlm.sample.ancestral import ancestral
 from cdlm.sample.corrector import Corrector
 from cdlm.sample.plan import Drawing
 from cdlm.sample.settings import CorrectorKind, Tail
-from cdlm.sample.timesteps import cosine_grid, loop_grid, uniform_grid
+from cdlm.sample.timesteps import cosine_times, loop_times, uniform_times
 
 from ..paper.enumeration import p_value
 from .truth import (
@@ -39,7 +39,7 @@ from .truth import (
 )
 
 N = 12_000
-GRIDS = {"uniform": uniform_grid(5), "cosine": cosine_grid(4), "loop": loop_grid(10)}
+GRIDS = {"uniform": uniform_times(5), "cosine": cosine_times(4), "loop": loop_times(10)}
 CORRECTORS = [Corrector("constant", 0.3), Corrector("cap", 0.2), Corrector("rescale", 0.4), Corrector("loop", 0.7)]
 OTHERS = {name: process for name, process in PRIORS.items() if name != "masked"}
 
@@ -105,7 +105,7 @@ def test_masked_samples_follow_remdm(corrector: Corrector, grid: torch.Tensor) -
 @pytest.mark.parametrize("kind", ["cap", "rescale"])
 def test_remdm_takes_back_more_than_a_mixture_could(kind: CorrectorKind) -> None:
     """kappa below 0 in the middle of the grid, with a strong corrector: the law is ReMDM's all the same."""
-    process, grid, corrector = masked(V), uniform_grid(6), Corrector(kind, 0.9)
+    process, grid, corrector = masked(V), uniform_times(6), Corrector(kind, 0.9)
     alphas = [level(process, float(t)) for t in grid]
     kappas = [mixed(corrector, a_t, a_s) for a_t, a_s in itertools.pairwise(alphas)]
     assert min(kappas) < -0.2
@@ -118,7 +118,7 @@ def test_remdm_takes_back_more_than_a_mixture_could(kind: CorrectorKind) -> None
 @pytest.mark.parametrize("tail", ["sample", "argmax"])
 @pytest.mark.parametrize("corrector", CORRECTORS, ids=str)
 def test_masked_samples_with_a_corrector_and_a_tail(corrector: Corrector, tail: Tail) -> None:
-    process, grid = masked(V), loop_grid(6, end=0.05)
+    process, grid = masked(V), loop_times(6, end=0.05)
     net = Table(process)
     kernel = remasked(net, corrector)
     law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (tail == "sample"))])
@@ -129,11 +129,11 @@ def test_masked_samples_with_a_corrector_and_a_tail(corrector: Corrector, tail: 
 
 def test_a_loop_without_its_plateau_is_the_plain_sampler() -> None:
     """On a strictly falling grid nothing is taken back; on a plateau nothing but corrections happens."""
-    process, grid = masked(V), loop_grid(10)
+    process, grid = masked(V), loop_times(10)
     net, corrector = Table(process), Corrector("loop", 0.7)
     plain = Corrector("constant", 1e-12)
-    falling = composed(noise(process), process, L, remasked(net, plain), uniform_grid(4))
-    assert agrees(draw(net, process, uniform_grid(4), corrector), falling, 4)
+    falling = composed(noise(process), process, L, remasked(net, plain), uniform_times(4))
+    assert agrees(draw(net, process, uniform_times(4), corrector), falling, 4)
     assert not agrees(
         draw(net, process, grid, corrector), composed(noise(process), process, L, remasked(net, plain), grid), 4
     )
@@ -145,7 +145,7 @@ def test_a_loop_without_its_plateau_is_the_plain_sampler() -> None:
 @pytest.mark.parametrize("process", OTHERS.values(), ids=OTHERS)
 def test_other_samples_follow_psi(process: Process, corrector: Corrector, how: Posterior) -> None:
     """Plateaus included: there the ancestral share of a hop stays where it is."""
-    net, grid = Table(process), loop_grid(6)
+    net, grid = Table(process), loop_times(6)
     law = composed(noise(process), process, L, psi(net, corrector, how), grid)
     assert agrees(draw(net, process, grid, corrector, drawing=Drawing(posterior=how)), law, process.states)
 
@@ -154,7 +154,7 @@ def test_other_samples_follow_psi(process: Process, corrector: Corrector, how: P
 @pytest.mark.parametrize("process", OTHERS.values(), ids=OTHERS)
 def test_a_single_hop_from_every_state_follows_psi(process: Process, corrector: Corrector) -> None:
     """kappa = 0 (a new start in every hop) and kappa clipped to 0 included, and tokens the prior cannot produce."""
-    net, grid, every = Table(process), uniform_grid(1, 0.6, 0.35), sequences(process.states, L)
+    net, grid, every = Table(process), uniform_times(1, 0.6, 0.35), sequences(process.states, L)
     x = every.repeat_interleave(1000, 0)
     after = text(ancestral(net, process, x, grid, seeded(3, batch=len(x)), corrector=corrector))
     kernel = psi(net, corrector, "plug-in")(every, 0.6, 0.35)
@@ -166,7 +166,7 @@ def test_a_single_hop_from_every_state_follows_psi(process: Process, corrector: 
 
 @pytest.mark.parametrize("tail", ["sample", "argmax"])
 def test_uniform_samples_with_a_corrector_and_a_tail(tail: Tail) -> None:
-    process, grid, corrector = PRIORS["uniform"], uniform_grid(3, end=0.3), Corrector("rescale", 0.5)
+    process, grid, corrector = PRIORS["uniform"], uniform_times(3, end=0.3), Corrector("rescale", 0.5)
     net = Table(process)
     kernel = psi(net, corrector, "plug-in")
     law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (tail == "sample"))])
@@ -177,7 +177,7 @@ def test_uniform_samples_with_a_corrector_and_a_tail(tail: Tail) -> None:
 
 @pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
 def test_a_corrector_takes_back_nothing_that_is_given(process: Process) -> None:
-    net, corrector, grid = Table(process), Corrector("constant", 0.5), uniform_grid(4)
+    net, corrector, grid = Table(process), Corrector("constant", 0.5), uniform_times(4)
     x, given = torch.tensor([process.states - 1, 0]), torch.tensor([False, True])
     kernel = remasked(net, corrector) if process.name == "masked" else psi(net, corrector, "plug-in")
     law = composed(point(x, process.states), process, L, clamped(kernel, given), grid)
@@ -209,7 +209,7 @@ def test_with_an_exact_predictor_correctors_keep_the_data(
         joint = DATA * forward(process, 0.0, t)[:V].T[x]
         return joint / joint.sum(-1, keepdim=True)
 
-    n, grid, rng = 6000, loop_grid(6), seeded(1, batch=6000)
+    n, grid, rng = 6000, loop_times(6), seeded(1, batch=6000)
     x0 = torch.multinomial(DATA, n, replacement=True, generator=torch.Generator().manual_seed(0))[:, None]
     x = process.corrupt(x0, 1.0, rng("start"))
     drawn = text(

@@ -18,7 +18,7 @@ from cdlm.sample.corrector import Corrector
 from cdlm.sample.order import first_hitting, ordered
 from cdlm.sample.plan import Drawing, last
 from cdlm.sample.settings import Tail
-from cdlm.sample.timesteps import loop_grid, uniform_grid
+from cdlm.sample.timesteps import loop_times, uniform_times
 
 from .truth import Table, V, agrees, ancestor, composed, level, noise, text, tiny
 
@@ -69,13 +69,13 @@ def test_a_text_runs_as_often_as_it_says(
 ) -> None:
     net, rng = tiny(process), seeded(1, batch=ROWS)
     watch = watched(net, monkeypatch)
-    grid = uniform_grid(STEPS, end=0.0 if tail == "none" else 0.01)
+    grid = uniform_times(STEPS, end=0.0 if tail == "none" else 0.01)
     corrector = Corrector("rescale", 0.02) if corrected else None
     state = last(ancestral(net, process, numbered(process), grid, rng, None, tail, GIVEN, corrector))
-    assert watch.counts.tolist() == state.evaluations
-    assert 0 < min(state.evaluations) < max(state.evaluations) < STEPS
+    assert watch.counts.tolist() == state.nfe
+    assert 0 < min(state.nfe) < max(state.nfe) < STEPS
     if process.name == "masked" and not corrected:
-        assert max(state.evaluations) <= LENGTH - 1
+        assert max(state.nfe) <= LENGTH - 1
     assert set(watch.widths) == {LENGTH}
 
 
@@ -83,18 +83,18 @@ def test_other_orders_run_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) 
     process, x, rng = masked(VOCAB), numbered(masked(VOCAB)), seeded(1, batch=ROWS)
     x[::2, 5:7] = 3
     for sampler in (
-        lambda net: ordered(net, process, x, uniform_grid(STEPS), rng, "bit-reversed"),
-        lambda net: ordered(net, process, x, uniform_grid(4), rng, "dilated"),
+        lambda net: ordered(net, process, x, uniform_times(STEPS), rng, "bit-reversed"),
+        lambda net: ordered(net, process, x, uniform_times(4), rng, "dilated"),
         lambda net: first_hitting(net, process, x, rng),
-        lambda net: confident(net, process, x, uniform_grid(STEPS), rng, "margin"),
-        lambda net: confident(net, process, x, uniform_grid(STEPS), rng, "entropy-bound", bound=5.0),
+        lambda net: confident(net, process, x, uniform_times(STEPS), rng, "margin"),
+        lambda net: confident(net, process, x, uniform_times(STEPS), rng, "entropy-bound", bound=5.0),
     ):
         net = tiny(process)
         with monkeypatch.context() as patch:
             watch = watched(net, patch)
             state = last(sampler(net))
-        assert watch.counts.tolist() == state.evaluations
-        assert max(state.evaluations) <= LENGTH - 1
+        assert watch.counts.tolist() == state.nfe
+        assert max(state.nfe) <= LENGTH - 1
 
 
 def test_whole_batches_run_in_every_pass_but_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_whole_batches_run_in_every_pass_but_are_not_counted_twice(monkeypatch: 
     process, rng = masked(VOCAB), seeded(1, batch=ROWS)
     net = tiny(process)
     watch = watched(net, monkeypatch)
-    states = list(ancestral(net, process, numbered(process), uniform_grid(STEPS), rng, Drawing(compiled=True)))
+    states = list(ancestral(net, process, numbered(process), uniform_times(STEPS), rng, Drawing(compiled=True)))
     assert watch.counts.tolist() == [len(states) - 1] * ROWS
     assert max(states[-1].evaluations) == len(states) - 1 > min(states[-1].evaluations)
 
@@ -113,8 +113,8 @@ def test_masked_texts_run_once_for_each_hop_that_reveals_something(steps: int) -
     """l levels fall into N hops: N (1 - (1 - 1/N)^l) of them are hit on average, and at most l."""
     process, n, length = masked(V), 2000, 8
     x, net = torch.full((n, length), V), Table(process, length)
-    state = last(ancestral(net, process, x, uniform_grid(steps), seeded(0, batch=n)))
-    runs = torch.tensor(state.evaluations, dtype=torch.float64)
+    state = last(ancestral(net, process, x, uniform_times(steps), seeded(0, batch=n)))
+    runs = torch.tensor(state.nfe, dtype=torch.float64)
     assert int(runs.sum()) == net.rows
     assert int(runs.max()) <= min(length, steps)
     expected = steps * (1 - (1 - 1 / steps) ** length)
@@ -125,8 +125,8 @@ def test_uniform_texts_run_once_for_each_hop_in_which_a_position_may_leave() -> 
     """A position may leave its token with (1 - a_ts) / (1 - a_t): where none may, the text does not run."""
     process, n, length, steps = uniform(V), 2000, 4, 64
     net, rng = Table(process, length), seeded(0, batch=n)
-    state = last(ancestral(net, process, process.start(length, rng("start")), uniform_grid(steps), rng))
-    runs = torch.tensor(state.evaluations, dtype=torch.float64)
+    state = last(ancestral(net, process, process.start(length, rng("start")), uniform_times(steps), rng))
+    runs = torch.tensor(state.nfe, dtype=torch.float64)
     assert int(runs.sum()) == net.rows
     alphas = [level(process, 1 - hop / steps) for hop in range(steps + 1)]
     most = [(1 - a_t / a_s) / (1 - a_t) for a_t, a_s in itertools.pairwise(alphas)]
@@ -140,16 +140,16 @@ def test_skipping_changes_no_law(process: Process) -> None:
     """32 hops, most of them skipped."""
     net, n = Table(process), 10_000
     rng = seeded(7, batch=n)
-    state = last(ancestral(net, process, process.start(2, rng("start")), uniform_grid(32), rng))
-    law = composed(noise(process), process, 2, ancestor(process, net.law), uniform_grid(32))
+    state = last(ancestral(net, process, process.start(2, rng("start")), uniform_times(32), rng))
+    law = composed(noise(process), process, 2, ancestor(process, net.law), uniform_times(32))
     assert agrees(state.x, law, process.states)
-    assert net.rows == sum(state.evaluations) < n * 16
+    assert net.rows == sum(state.nfe) < n * 16
 
 
 @pytest.mark.parametrize("tail", ["sample", "argmax"])
 def test_a_tail_runs_only_where_masks_are_left(tail: Tail, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 masks, each left over with probability 0.2; the time of an evaluation tells the tail from the hops."""
-    process, grid = masked(VOCAB), uniform_grid(8, end=0.2)
+    process, grid = masked(VOCAB), uniform_times(8, end=0.2)
     net = tiny(process)
     watch = watched(net, monkeypatch)
     states = list(ancestral(net, process, numbered(process), grid, seeded(1, batch=ROWS), tail=tail))
@@ -166,10 +166,10 @@ def test_a_tail_runs_only_where_masks_are_left(tail: Tail, monkeypatch: pytest.M
 
 
 BLIND = {
-    "ancestral": lambda net, p, x, rng: ancestral(net, p, x, uniform_grid(5), rng),
-    "with a tail": lambda net, p, x, rng: ancestral(net, p, x, uniform_grid(5, end=0.3), rng, tail="argmax"),
-    "remdm": lambda net, p, x, rng: ancestral(net, p, x, loop_grid(8), rng, corrector=Corrector("rescale", 0.3)),
-    "ordered": lambda net, p, x, rng: ordered(net, p, x, uniform_grid(5), rng),
+    "ancestral": lambda net, p, x, rng: ancestral(net, p, x, uniform_times(5), rng),
+    "with a tail": lambda net, p, x, rng: ancestral(net, p, x, uniform_times(5, end=0.3), rng, tail="argmax"),
+    "remdm": lambda net, p, x, rng: ancestral(net, p, x, loop_times(8), rng, corrector=Corrector("rescale", 0.3)),
+    "ordered": lambda net, p, x, rng: ordered(net, p, x, uniform_times(5), rng),
     "first hitting": lambda net, p, x, rng: first_hitting(net, p, x, rng),
 }
 
@@ -180,13 +180,13 @@ def test_one_masked_position_speaks_for_all(sampler, conditioned: bool, monkeypa
     """The first pass over a blank runs on a single position, and draws what the whole text would have."""
     process = masked(7)
     net, x, rng = tiny(process, time_conditioning=conditioned), torch.full((16, 12), 7), seeded(2, batch=16)
-    assert net.blind
+    assert net.position_invariant
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         short = text(sampler(net, process, x, rng))
         assert watch.widths[0] == 1
         assert set(watch.widths[1:]) == {12}
-    monkeypatch.setattr(Denoiser, "blind", False)
+    monkeypatch.setattr(Denoiser, "position_invariant", False)
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         assert torch.equal(text(sampler(net, process, x, rng)), short)
@@ -198,7 +198,7 @@ def test_a_few_positions_of_a_long_text_are_all_that_is_computed(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last block runs where a token is drawn, and draws what it would have drawn anyway."""
-    net, rng, grid = tiny(process, time_conditioning=True), seeded(2, batch=16), uniform_grid(40)
+    net, rng, grid = tiny(process, time_conditioning=True), seeded(2, batch=16), uniform_times(40)
     x = process.start(40, rng("start"))
     x[:, 0] = 0
     with monkeypatch.context() as patch:
@@ -217,11 +217,11 @@ def test_a_few_positions_of_a_long_text_are_all_that_is_computed(
 
 def test_a_network_that_knows_its_positions_is_not_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     process = masked(7)
-    net, x = tiny(process, absolute=12), torch.full((16, 12), 7)
+    net, x = tiny(process, position_embeddings=12), torch.full((16, 12), 7)
     law = net(x).exp().detach()
     assert float((law - law[:, :1]).abs().max()) > 0.01
     watch = watched(net, monkeypatch)
-    text(ancestral(net, process, x, uniform_grid(5), seeded(2, batch=16)))
+    text(ancestral(net, process, x, uniform_times(5), seeded(2, batch=16)))
     assert set(watch.widths) == {12}
 
 
@@ -230,5 +230,5 @@ def test_a_single_visible_token_ends_the_shortcut(monkeypatch: pytest.MonkeyPatc
     x[3, 5] = 0
     net = tiny(process)
     watch = watched(net, monkeypatch)
-    text(ancestral(net, process, x, uniform_grid(5), seeded(2, batch=4)))
+    text(ancestral(net, process, x, uniform_times(5), seeded(2, batch=4)))
     assert set(watch.widths) == {12}

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.process.exact import listed, posterior
@@ -14,7 +14,7 @@ from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
 from cdlm.sample.exact import ancestral_law, tabulate
 from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 
 V, L = 3, 2
 LAW = torch.tensor([8.0, 1, 0, 2, 5, 1, 0, 3, 4], dtype=torch.float64) / 24
@@ -56,7 +56,7 @@ def test_two_masked_tokens_fall_together_once_in_n() -> None:
     table = LAW.view(V, V)
     product = torch.outer(table.sum(1), table.sum(0)).flatten()
     for steps in (1, 2, 5):
-        law = ancestral_law(posterior(LAW, masked(V), L), masked(V), L, uniform_grid(steps))
+        law = ancestral_law(posterior(LAW, masked(V), L), masked(V), L, uniform_times(steps))
         assert torch.allclose(law, product / steps + LAW * (1 - 1 / steps), atol=1e-12)
 
 
@@ -64,7 +64,7 @@ def test_two_masked_tokens_fall_together_once_in_n() -> None:
 def test_leave_one_out_plugged_in_equals_the_mixture_of_bridges(process: Process) -> None:
     """docs/choices.md: p(x_0^i | x_t) calls for the mixture, p(x_0^i | the others) for the plug-in; the laws agree."""
     full, left_out = posterior(LAW, process, L), posterior(LAW, process, L, leave_one_out=True)
-    grid = uniform_grid(4)
+    grid = uniform_times(4)
     mixture = ancestral_law(full, process, L, grid, "mixture")
     assert torch.allclose(mixture, ancestral_law(left_out, process, L, grid, "plug-in"), atol=1e-12)
     assert (mixture - ancestral_law(full, process, L, grid, "plug-in")).abs().sum() / 2 > 0.02
@@ -72,7 +72,7 @@ def test_leave_one_out_plugged_in_equals_the_mixture_of_bridges(process: Process
 
 def test_only_the_matching_posterior_converges_on_the_uniform_process() -> None:
     """With f* = p(x_0^i | x_t), many steps of the mixture reach the data law; of the plug-in they never do."""
-    process, grid = uniform(V), uniform_grid(60)
+    process, grid = uniform(V), uniform_times(60)
     predict = posterior(LAW, process, L)
     assert (ancestral_law(predict, process, L, grid, "mixture") - LAW).abs().sum() / 2 < 0.02
     assert (ancestral_law(predict, process, L, grid, "plug-in") - LAW).abs().sum() / 2 > 0.1
@@ -85,8 +85,8 @@ def test_samples_follow_the_exact_law(process: Process, how: Posterior) -> None:
     predict, n = posterior(LAW, process, L), 50_000
     rng = seeded(3, batch=n)
     start = process.start(L, rng("start"))
-    drawn = last(ancestral(predict, process, start, uniform_grid(3), rng, Drawing(posterior=how))).x
-    law = ancestral_law(predict, process, L, uniform_grid(3), how)
+    drawn = last(ancestral(predict, process, start, uniform_times(3), rng, Drawing(posterior=how))).x
+    law = ancestral_law(predict, process, L, uniform_times(3), how)
     count = torch.bincount((drawn * torch.tensor([V, 1])).sum(-1), minlength=V**L)
     expected = n * law
     alive = expected > 1e-9

@@ -21,7 +21,7 @@ from cdlm.sample.naive import race
 from cdlm.sample.order import first_hitting, ordered
 from cdlm.sample.plan import Drawing
 from cdlm.sample.settings import Sampling
-from cdlm.sample.timesteps import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
+from cdlm.sample.timesteps import NEAR_ZERO, cosine_times, custom_times, loop_times, uniform_times
 
 from .truth import PRIORS, Table, V, text
 
@@ -154,11 +154,11 @@ def test_an_autoregressive_model_has_few_settings() -> None:
 
 def test_the_grid_of_the_settings() -> None:
     """32 steps unless told otherwise; above 0 before a tail; from wherever one starts."""
-    assert torch.equal(timesteps(Sampling()), uniform_grid(32))
-    assert torch.equal(timesteps(Sampling(steps=5, tail="sample")), uniform_grid(5, end=NEAR_ZERO))
-    assert torch.equal(timesteps(Sampling(steps=5, grid="cosine", tail="argmax"), 0.4), cosine_grid(5, 0.4, NEAR_ZERO))
-    assert torch.equal(timesteps(Sampling(grid="1,0.25,0"), 0.8), custom_grid([1.0, 0.25, 0.0], 0.8))
-    assert torch.equal(timesteps(Sampling(corrector="loop", steps=8), 0.9), loop_grid(8, 0.9))
+    assert torch.equal(timesteps(Sampling()), uniform_times(32))
+    assert torch.equal(timesteps(Sampling(steps=5, tail="sample")), uniform_times(5, end=NEAR_ZERO))
+    assert torch.equal(timesteps(Sampling(steps=5, grid="cosine", tail="argmax"), 0.4), cosine_times(5, 0.4, NEAR_ZERO))
+    assert torch.equal(timesteps(Sampling(grid="1,0.25,0"), 0.8), custom_times([1.0, 0.25, 0.0], 0.8))
+    assert torch.equal(timesteps(Sampling(corrector="loop", steps=8), 0.9), loop_times(8, 0.9))
     assert Sampling(grid="1,0.25,0").times() == [1.0, 0.25, 0.0]
     assert Sampling().times() == []
 
@@ -166,22 +166,22 @@ def test_the_grid_of_the_settings() -> None:
 SHAPE = Shape(0.9, 2, 0.95)
 SHAPED = {"temperature": 0.9, "top_k": 2, "top_p": 0.95}
 HOW = Drawing(SHAPE)
-LOW = uniform_grid(4, end=NEAR_ZERO)
+LOW = uniform_times(4, end=NEAR_ZERO)
 ROUTES = {
-    "ancestral": ({"steps": 4}, lambda n, p, x, r: ancestral(n, p, x, uniform_grid(4), r, HOW)),
-    "default": ({}, lambda n, p, x, r: ancestral(n, p, x, uniform_grid(32), r, HOW)),
+    "ancestral": ({"steps": 4}, lambda n, p, x, r: ancestral(n, p, x, uniform_times(4), r, HOW)),
+    "default": ({}, lambda n, p, x, r: ancestral(n, p, x, uniform_times(32), r, HOW)),
     "fp32": (
         {"steps": 4, "precision": "fp32"},
-        lambda n, p, x, r: ancestral(n, p, x, uniform_grid(4), r, Drawing(SHAPE, precision="fp32")),
+        lambda n, p, x, r: ancestral(n, p, x, uniform_times(4), r, Drawing(SHAPE, precision="fp32")),
     ),
     "tail": ({"steps": 4, "tail": "argmax"}, lambda n, p, x, r: ancestral(n, p, x, LOW, r, HOW, "argmax")),
     "corrector": (
         {"grid": "cosine", "steps": 6, "corrector": "rescale", "eta": 0.6},
-        lambda n, p, x, r: ancestral(n, p, x, cosine_grid(6), r, HOW, corrector=Corrector("rescale", 0.6)),
+        lambda n, p, x, r: ancestral(n, p, x, cosine_times(6), r, HOW, corrector=Corrector("rescale", 0.6)),
     ),
     "loop": (
         {"steps": 12, "corrector": "loop"},
-        lambda n, p, x, r: ancestral(n, p, x, loop_grid(12), r, HOW, corrector=Corrector("loop", 0.05)),
+        lambda n, p, x, r: ancestral(n, p, x, loop_times(12), r, HOW, corrector=Corrector("loop", 0.05)),
     ),
     "naive": (
         {"steps": 4, "precision": "naive-fp32", "tail": "sample"},
@@ -189,7 +189,7 @@ ROUTES = {
     ),
 }
 MASKED_ROUTES = {
-    "dilated": ({"steps": 4, "order": "dilated"}, lambda n, p, x, r: ordered(n, p, x, uniform_grid(4), r, drawing=HOW)),
+    "dilated": ({"steps": 4, "order": "dilated"}, lambda n, p, x, r: ordered(n, p, x, uniform_times(4), r, drawing=HOW)),
     "bit-reversed": (
         {"steps": 4, "order": "bit-reversed", "tail": "sample"},
         lambda n, p, x, r: ordered(n, p, x, LOW, r, "bit-reversed", HOW, "sample"),
@@ -197,19 +197,19 @@ MASKED_ROUTES = {
     "first-hitting": ({"order": "first-hitting"}, lambda n, p, x, r: first_hitting(n, p, x, r, 1.0, HOW)),
     "probability": (
         {"steps": 3, "order": "probability"},
-        lambda n, p, x, r: confident(n, p, x, uniform_grid(3), r, "probability", HOW),
+        lambda n, p, x, r: confident(n, p, x, uniform_times(3), r, "probability", HOW),
     ),
     "margin": (
         {"steps": 3, "order": "margin"},
-        lambda n, p, x, r: confident(n, p, x, uniform_grid(3), r, "margin", HOW),
+        lambda n, p, x, r: confident(n, p, x, uniform_times(3), r, "margin", HOW),
     ),
     "entropy-bound": (
         {"steps": 6, "order": "entropy-bound"},
-        lambda n, p, x, r: confident(n, p, x, uniform_grid(6), r, "entropy-bound", HOW, 0.5),
+        lambda n, p, x, r: confident(n, p, x, uniform_times(6), r, "entropy-bound", HOW, 0.5),
     ),
     "bound": (
         {"steps": 6, "order": "entropy-bound", "bound": 0.1},
-        lambda n, p, x, r: confident(n, p, x, uniform_grid(6), r, "entropy-bound", HOW, 0.1),
+        lambda n, p, x, r: confident(n, p, x, uniform_times(6), r, "entropy-bound", HOW, 0.1),
     ),
 }
 CASES = [
@@ -246,18 +246,18 @@ def test_posterior_start_and_given_are_handed_on() -> None:
     net, x = Table(process, 3), uniform(V).start(3, rng("start"))
     given = torch.tensor([True, False, False]).expand(64, -1)
     mixed = Drawing(posterior="mixture")
-    truth = text(ancestral(net, process, x, uniform_grid(4, 0.8), rng, mixed, given=given))
+    truth = text(ancestral(net, process, x, uniform_times(4, 0.8), rng, mixed, given=given))
     drawn = text(generate(net, process, x, Sampling(steps=4), rng, "mixture", 0.8, given))
     assert torch.equal(drawn, truth)
     asked = Sampling(steps=4, posterior="mixture")
     assert torch.equal(text(generate(net, process, x, asked, rng, "plug-in", 0.8, given)), truth)
     plugged = text(generate(net, process, x, Sampling(steps=4, posterior="plug-in"), rng, "mixture", 0.8, given))
-    assert torch.equal(plugged, text(ancestral(net, process, x, uniform_grid(4, 0.8), rng, given=given)))
+    assert torch.equal(plugged, text(ancestral(net, process, x, uniform_times(4, 0.8), rng, given=given)))
     assert not torch.equal(plugged, truth)
     raced = Sampling(steps=4, precision="naive-fp32")
     assert torch.equal(
         text(generate(net, process, x, raced, rng, start=0.8, given=given)),
-        text(race(net, process, x, uniform_grid(4, 0.8), rng, given=given)),
+        text(race(net, process, x, uniform_times(4, 0.8), rng, given=given)),
     )
     assert bool((drawn[:, 0] == x[:, 0]).all())
 

@@ -7,7 +7,7 @@ from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded
 from cdlm.sample.generate import generate
 from cdlm.sample.logits import Shape
-from cdlm.sample.plan import blank_law
+from cdlm.sample.draw import unconditional_log_probs
 from cdlm.sample.settings import Sampling
 
 from .truth import L, Table, V, agrees, ancestor, composed, noise, sequences, text, tiny
@@ -77,11 +77,11 @@ def test_the_law_of_a_blank_text() -> None:
     """One position stands for all in a network without absolute positions, and it is the same law."""
     process = masked(7)
     net = tiny(process)
-    assert net.blind
+    assert net.position_invariant
     x = torch.full((3, 5), 7)
     every = net(x, 1.0)[0].exp().mean(0)
-    assert torch.allclose(blank_law(net, process, x).exp(), every)
-    assert torch.allclose(blank_law(net, process, torch.zeros_like(x)).exp(), every)
+    assert torch.allclose(unconditional_log_probs(net, process, x).exp(), every)
+    assert torch.allclose(unconditional_log_probs(net, process, torch.zeros_like(x)).exp(), every)
 
 
 def test_guidance_leaves_a_blank_text_alone_and_sharpens_what_differs_from_it() -> None:

@@ -14,7 +14,7 @@ from cdlm.sample.naive import Naive, dense, race, raced
 from cdlm.sample.plan import Drawing
 from cdlm.sample.plan import DrawPrecision as Precision
 from cdlm.sample.settings import Tail
-from cdlm.sample.timesteps import cosine_grid, uniform_grid
+from cdlm.sample.timesteps import cosine_times, uniform_times
 
 from .truth import (
     PRIORS,
@@ -43,18 +43,18 @@ every_prior = pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
 @pytest.mark.parametrize("tail", ["none", "sample", "argmax"])
 @every_prior
 def test_in_double_precision_the_race_is_ancestral_sampling(process: Process, tail: Tail) -> None:
-    grid = cosine_grid(3, end=0.0 if tail == "none" else 0.3)
+    grid = cosine_times(3, end=0.0 if tail == "none" else 0.3)
     net, rng = Table(process), seeded(0, batch=N)
     law = composed(noise(process), process, L, ancestor(process, net.law), [*grid, *([0.0] * (tail == "sample"))])
     if tail == "argmax":
         law = push(law, process, L, greedy(process, net.law), float(grid[-1]), 0.0)
     state = list(race(net, process, process.start(L, rng("start")), grid, rng, "naive-fp64", tail=tail))[-1]
     assert agrees(state.x, law, process.states)
-    assert state.evaluations == [3 + (tail != "none")] * N
+    assert state.nfe == [3 + (tail != "none")] * N
 
 
 def test_in_double_precision_a_race_of_three_positions_with_a_shape() -> None:
-    process, grid, rng = PRIORS["uniform"], uniform_grid(3), seeded(0, batch=N)
+    process, grid, rng = PRIORS["uniform"], uniform_times(3), seeded(0, batch=N)
     net = Table(process, 3)
     sharp = ancestor(process, lambda x, t: net.law(x, t) ** 2 / (net.law(x, t) ** 2).sum(-1, keepdim=True))
     law = composed(noise(process, 3), process, 3, sharp, grid)
@@ -64,7 +64,7 @@ def test_in_double_precision_a_race_of_three_positions_with_a_shape() -> None:
 
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_with_few_tokens_and_steps_single_precision_does_no_harm(kind: str) -> None:
-    process, grid, rng = PRIORS[kind], uniform_grid(3), seeded(1, batch=N)
+    process, grid, rng = PRIORS[kind], uniform_times(3), seeded(1, batch=N)
     net = Table(process)
     law = composed(noise(process), process, L, ancestor(process, net.law), grid)
     assert agrees(text(race(net, process, process.start(L, rng("start")), grid, rng)), law, process.states)
@@ -72,7 +72,7 @@ def test_with_few_tokens_and_steps_single_precision_does_no_harm(kind: str) -> N
 
 @every_prior
 def test_given_positions_do_not_race(process: Process) -> None:
-    net, rng, grid = Table(process), seeded(0, batch=N), uniform_grid(2)
+    net, rng, grid = Table(process), seeded(0, batch=N), uniform_times(2)
     x, given = torch.tensor([process.states - 1, 0]), torch.tensor([False, True])
     law = composed(point(x, process.states), process, L, clamped(ancestor(process, net.law), given), grid)
     drawn = text(race(net, process, x.expand(N, -1), grid, rng, "naive-fp64", given=given.expand(N, -1)))
@@ -136,13 +136,13 @@ def flat(tail: int) -> Tensor:
 
 
 def exact(law: Tensor, n: int, steps: int = 256, precision: Precision = "fp64", seed: int = 0) -> Tensor:
-    x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_grid(steps), seeded(seed, batch=n)
+    x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_times(steps), seeded(seed, batch=n)
     predict = lambda x, t: law.expand(*x.shape, -1)  # noqa: E731
     return text(ancestral(predict, masked(len(law)), x, grid, rng, Drawing(precision=precision)))
 
 
 def naive(law: Tensor, n: int, precision: Naive, steps: int = 256) -> Tensor:
-    x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_grid(steps), seeded(0, batch=n)
+    x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_times(steps), seeded(0, batch=n)
     return text(race(lambda x, t: law.expand(*x.shape, -1), masked(len(law)), x, grid, rng, precision))
 
 

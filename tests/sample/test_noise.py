@@ -18,13 +18,13 @@ from cdlm.sample.logits import Shape
 from cdlm.sample.naive import race
 from cdlm.sample.order import first_hitting, ordered
 from cdlm.sample.plan import Drawing
-from cdlm.sample.timesteps import loop_grid, uniform_grid
+from cdlm.sample.timesteps import loop_times, uniform_times
 
 from .truth import text, tiny
 
 VOCAB, LENGTH = 7, 20
 Sampler = Callable[[Denoiser, Process, Tensor, Rng, Drawing], Tensor]
-GRID, SHORT = uniform_grid(6), uniform_grid(6, end=0.2)
+GRID, SHORT = uniform_times(6), uniform_times(6, end=0.2)
 UNIGRAM = unigram(torch.tensor([0.3, 0.1, 0.0, 0.2, 0.1, 0.1, 0.2]))
 
 MASKED: dict[str, Sampler] = {
@@ -32,7 +32,7 @@ MASKED: dict[str, Sampler] = {
     "with a tail": lambda net, p, x, rng, how: text(ancestral(net, p, x, SHORT, rng, how, tail="argmax")),
     "drawn tail": lambda net, p, x, rng, how: text(ancestral(net, p, x, SHORT, rng, how, tail="sample")),
     "remdm": lambda net, p, x, rng, how: text(
-        ancestral(net, p, x, loop_grid(10), rng, how, corrector=Corrector("rescale", 0.4))
+        ancestral(net, p, x, loop_times(10), rng, how, corrector=Corrector("rescale", 0.4))
     ),
     "dilated": lambda net, p, x, rng, how: text(ordered(net, p, x, GRID, rng, "dilated", how)),
     "bit-reversed": lambda net, p, x, rng, how: text(ordered(net, p, x, GRID, rng, "bit-reversed", how)),

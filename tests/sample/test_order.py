@@ -12,9 +12,9 @@ from cdlm.process.order import Order, levels
 from cdlm.rng import seeded
 from cdlm.sample.exact import ancestral_law
 from cdlm.sample.order import first_hitting, ordered, reveal
-from cdlm.sample.plan import State, follow
+from cdlm.sample.draw import State, follow
 from cdlm.sample.settings import Tail
-from cdlm.sample.timesteps import uniform_grid
+from cdlm.sample.timesteps import uniform_times
 
 from .truth import Table, V, agrees, clamped, composed, index, onehot, point, sequences, text
 
@@ -64,7 +64,7 @@ def hops(states: list[State]) -> Tensor:
 
 def spread(order: Order, length: int, steps: int, n: int = 64, x: Tensor | None = None, seed: int = 0) -> Tensor:
     x = blank(n, length) if x is None else x
-    return hops(list(ordered(flat, masked(V), x, uniform_grid(steps), seeded(seed, batch=len(x)), order)))
+    return hops(list(ordered(flat, masked(V), x, uniform_times(steps), seeded(seed, batch=len(x)), order)))
 
 
 def test_first_hitting_is_the_chain_rule_averaged_over_all_orders() -> None:
@@ -76,7 +76,7 @@ def test_first_hitting_is_the_chain_rule_averaged_over_all_orders() -> None:
     law = sum(planned(net, [([place], 1.0) for place in order], start) for order in orders) / len(orders)
     state = list(first_hitting(net, process, blank(60_000, L3), rng))[-1]
     assert agrees(state.x, law, V + 1)
-    assert state.evaluations == [L3] * 60_000
+    assert state.nfe == [L3] * 60_000
 
 
 @pytest.mark.parametrize("visible", [False, True])
@@ -92,12 +92,12 @@ def test_first_hitting_is_ancestral_sampling_on_a_perfect_grid(visible: bool) ->
             drawn = torch.nn.functional.pad(net.law(y, t), (0, 1)) * (1 - s / t) + s / t * onehot(y, V + 1)
             return torch.where((y == MASK)[..., None], drawn, onehot(y, V + 1))
 
-        law = composed(point(x, V + 1), process, L3, clamped(kernel, given), uniform_grid(2000, start))
+        law = composed(point(x, V + 1), process, L3, clamped(kernel, given), uniform_times(2000, start))
     else:
         x, start = torch.full((L3,), MASK), 1.0
         clean = (sequences(V + 1, L3) < V).all(-1)
         law = torch.zeros(len(clean), dtype=torch.float64)
-        law[clean] = ancestral_law(net.plain, process, L3, uniform_grid(2000))
+        law[clean] = ancestral_law(net.plain, process, L3, uniform_times(2000))
     drawn = text(first_hitting(net, process, x.expand(n, -1), seeded(4, batch=n), start))
     assert agrees(drawn, law, V + 1)
     untimed = Table(process, L3, timed=False)
@@ -215,7 +215,7 @@ def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(tail: Tail)
     """Levels of 0.9, 0.2 and 0.75 on a grid down to 0.4 (or 0): two at t = 1, one later or left to the tail."""
     process, n, end = masked(V), 40_000, 0.0 if tail == "none" else 0.4
     net, start = Table(process, L3), torch.full((L3,), MASK)
-    grid, level = uniform_grid(2, end=end), torch.tensor([0.9, 0.2, 0.75], dtype=torch.float64).repeat(n, 1)
+    grid, level = uniform_times(2, end=end), torch.tensor([0.9, 0.2, 0.75], dtype=torch.float64).repeat(n, 1)
     plan: Plan = [([0, 2], 1.0)]
     if tail != "argmax":
         plan.append(([1], 0.5 if tail == "none" else 0.4))
@@ -249,14 +249,14 @@ def test_samples_follow_the_average_over_the_plans_of_an_order(
     for plan in plans:
         timed = [(places, 1 - hop / steps) for hop, places in enumerate(plan)]
         laws.append(planned(net, [hop for hop in timed if hop[0]], start))
-    drawn = text(ordered(net, process, blank(n, L3), uniform_grid(steps), seeded(8, batch=n), order))
+    drawn = text(ordered(net, process, blank(n, L3), uniform_times(steps), seeded(8, batch=n), order))
     assert agrees(drawn, sum(laws) / len(laws), V + 1)
 
 
 def test_nothing_to_reveal() -> None:
     x = torch.tensor([[0, 1, 2]])
     for states in (
-        ordered(flat, masked(V), x, uniform_grid(3), seeded(0, batch=1)),
+        ordered(flat, masked(V), x, uniform_times(3), seeded(0, batch=1)),
         first_hitting(flat, masked(V), x, seeded(0, batch=1)),
     ):
         assert [state.x.tolist() for state in states] == [x.tolist()]

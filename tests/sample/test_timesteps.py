@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cdlm.sample.logits import Shape
-from cdlm.sample.timesteps import NEAR_ZERO, cosine_grid, custom_grid, loop_grid, uniform_grid
+from cdlm.sample.timesteps import NEAR_ZERO, cosine_times, custom_times, loop_times, uniform_times
 
 TIMES = [1.0, 0.6, 0.5, 0.1, 0.0]
 RANGES = [(1.0, 0.0), (1.0, NEAR_ZERO), (0.7, 0.0), (0.5, 0.2)]
@@ -15,7 +15,7 @@ RANGES = [(1.0, 0.0), (1.0, NEAR_ZERO), (0.7, 0.0), (0.5, 0.2)]
 
 @pytest.mark.parametrize(("start", "end"), RANGES)
 @pytest.mark.parametrize("steps", [1, 2, 7, 1000])
-@pytest.mark.parametrize("build", [uniform_grid, cosine_grid])
+@pytest.mark.parametrize("build", [uniform_times, cosine_times])
 def test_a_grid_falls_from_start_to_end(build: Callable, steps: int, start: float, end: float) -> None:
     grid = build(steps, start, end)
     assert grid.dtype == torch.float64
@@ -30,13 +30,13 @@ def test_where_the_times_lie(start: float, end: float) -> None:
     even = [end + (start - end) * (1 - k / steps) for k in range(steps + 1)]
     curved = [end + (start - end) * math.cos(math.pi / 2 * k / steps) for k in range(steps + 1)]
     own = [end + (start - end) * t for t in TIMES]
-    assert uniform_grid(steps, start, end).tolist() == pytest.approx(even, abs=1e-12)
-    assert cosine_grid(steps, start, end).tolist() == pytest.approx(curved, abs=1e-12)
-    assert custom_grid(TIMES, start, end).tolist() == pytest.approx(own, abs=1e-12)
+    assert uniform_times(steps, start, end).tolist() == pytest.approx(even, abs=1e-12)
+    assert cosine_times(steps, start, end).tolist() == pytest.approx(curved, abs=1e-12)
+    assert custom_times(TIMES, start, end).tolist() == pytest.approx(own, abs=1e-12)
 
 
 def test_a_cosine_grid_begins_with_small_hops() -> None:
-    hops = -cosine_grid(20).diff()
+    hops = -cosine_times(20).diff()
     assert bool((hops[1:] > hops[:-1]).all())
 
 
@@ -44,7 +44,7 @@ def test_a_cosine_grid_begins_with_small_hops() -> None:
 @pytest.mark.parametrize("steps", [4, 5, 10, 20, 21, 100, 1024])
 def test_a_loop_goes_down_stays_and_finishes(steps: int, start: float, end: float) -> None:
     """45 % of the hops down to a tenth, half of them there, the rest (at least one) to the end."""
-    grid = loop_grid(steps, start, end)
+    grid = loop_times(steps, start, end)
     hops = -grid.diff()
     assert len(hops) == steps
     assert (float(grid[0]), float(grid[-1])) == (start, end)
@@ -59,7 +59,7 @@ def test_a_loop_goes_down_stays_and_finishes(steps: int, start: float, end: floa
 
 
 @pytest.mark.parametrize("steps", [0, -1])
-@pytest.mark.parametrize("build", [uniform_grid, cosine_grid])
+@pytest.mark.parametrize("build", [uniform_times, cosine_times])
 def test_a_grid_has_at_least_one_step(build: Callable, steps: int) -> None:
     with pytest.raises(ValueError, match=f"at least one step; got {steps}"):
         build(steps)
@@ -68,7 +68,7 @@ def test_a_grid_has_at_least_one_step(build: Callable, steps: int) -> None:
 @pytest.mark.parametrize("steps", [-1, 0, 3])
 def test_a_loop_has_at_least_four_steps(steps: int) -> None:
     with pytest.raises(ValueError, match=f"at least 4 steps; got {steps}"):
-        loop_grid(steps)
+        loop_times(steps)
 
 
 NAN = float("nan")
@@ -77,10 +77,10 @@ NAN = float("nan")
 @pytest.mark.parametrize(("start", "end"), [(0.5, 0.5), (0.2, 0.6), (1.1, 0.0), (1.0, -0.1), (NAN, 0.0), (1.0, NAN)])
 def test_a_grid_stays_within_its_range(start: float, end: float) -> None:
     for build in (
-        lambda: uniform_grid(4, start, end),
-        lambda: cosine_grid(4, start, end),
-        lambda: loop_grid(4, start, end),
-        lambda: custom_grid(TIMES, start, end),
+        lambda: uniform_times(4, start, end),
+        lambda: cosine_times(4, start, end),
+        lambda: loop_times(4, start, end),
+        lambda: custom_times(TIMES, start, end),
     ):
         with pytest.raises(ValueError, match=r"falls from start to end within \[0, 1\]"):
             build()
@@ -92,7 +92,7 @@ def test_a_grid_stays_within_its_range(start: float, end: float) -> None:
 )
 def test_a_grid_of_your_own_falls_from_one_to_zero(times: list[float]) -> None:
     with pytest.raises(ValueError, match=r"falls from 1 to 0, such as 1,0\.6,0\.3,0"):
-        custom_grid(times)
+        custom_times(times)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_texts_are_those_of_the_library(client: TestClient, name: str) -> None:
     found = client.post("/v1/completions", json=asked).json()
     truth = MODELS[name].sample(2, 20, "the cat", seed=5, temperature=0.7, **settings)
     assert [choice["text"] for choice in found["choices"]] == [text.text for text in truth]
-    assert [choice["tokens"] for choice in found["choices"]] == [text.tokens for text in truth]
-    assert [choice["evaluations"] for choice in found["choices"]] == [text.evaluations for text in truth]
+    assert [choice["tokens"] for choice in found["choices"]] == [text.token_ids for text in truth]
+    assert [choice["evaluations"] for choice in found["choices"]] == [text.nfe for text in truth]
     assert (found["model"], found["object"]) == (name, "text_completion")
     assert found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"] == 40
 
@@ -387,7 +387,7 @@ def test_refusals_name_the_fields_of_a_request_and_no_flags() -> None:
     model, limits = MODELS["masked"], Limits()
     for asked in (
         Completion(prompt="the cat " * 40),
-        Completion(prompt="", max_tokens=(model.length or 64) * 2),
+        Completion(prompt="", max_tokens=(model.max_length or 64) * 2),
         Completion(prompt="the cat sat on the mat. a dog", max_tokens=3),
     ):
         with pytest.raises(ValueError, match="tokens") as refused:

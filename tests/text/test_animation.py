@@ -15,7 +15,7 @@ from cdlm.cli.sample import SampleConfig, write_texts
 from cdlm.sample.settings import sampling_of
 from cdlm.text.animation import COLUMNS, animation, laid_out
 from cdlm.text.pipeline import Model
-from cdlm.text.template import Draft
+from cdlm.text.template import Template
 
 from ..writers import BPE, Kind, small, write_model
 
@@ -23,10 +23,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def drawn(model: Model, draft: Draft) -> tuple[str, list[list[int]]]:
+def drawn(model: Model, template: Template) -> tuple[str, list[list[int]]]:
     how = sampling_of({} if model.denoiser.process is None else {"steps": 5})
-    states = [frame.tokens[0] for frame in model.frames([draft], how, seed=3)]
-    return animation(model, draft, states, "a <caption>"), states
+    states = [frame.token_ids[0] for frame in model.frames([template], how, seed=3)]
+    return animation(model, template, states, "a <caption>"), states
 
 
 def seen(picture: str, step: int) -> list[tuple[float, float, str]]:
@@ -49,8 +49,8 @@ def squeezed(text: str) -> str:
 
 def test_a_masked_text_shows_at_every_step_what_was_written_by_then() -> None:
     model = small("masked", "bpe")
-    draft = model.continuations(["the cat"], length=24)[0]
-    picture, states = drawn(model, draft)
+    template = model.continuations(["the cat"], length=24)[0]
+    picture, states = drawn(model, template)
     for step, ids in enumerate(states):
         known = [one for one in ids if one < model.tokenizer.vocab_size]
         pieces = model.tokenizer.pieces(known)
@@ -100,8 +100,8 @@ def test_lines_hold_all_letters_in_order_within_their_columns(pieces: list[str],
 
 def test_signs_that_no_xml_may_hold_are_replaced() -> None:
     model = small("masked")
-    draft = model.continuations(["a"], length=8)[0]
-    picture = animation(model, draft, [[97, 0, 60, 38, 10, 9, 127, 256]], "")
+    template = model.continuations(["a"], length=8)[0]
+    picture = animation(model, template, [[97, 0, 60, 38, 10, 9, 127, 256]], "")
     assert ElementTree.fromstring(picture).attrib["aria-label"].startswith("a\ufffd<&")
 
 

@@ -67,13 +67,13 @@ def test_settings_as_flags() -> None:
 
 def test_python_commands_and_folders_agree(folder: Path, model: Model, tmp_path: Path) -> None:
     """The same texts, whoever fills in the settings; and a saved copy still knows them."""
-    best = [text.tokens for text in model.sample(3, seed=1)]
-    assert best == [text.tokens for text in model.sample(3, seed=1, **OWN)]
-    plain = [text.tokens for text in model.sample(3, seed=1, order="random")]
-    assert plain == [text.tokens for text in model.sample(3, seed=1, **{**vars(Sampling()), "steps": 32})] != best
+    best = [text.token_ids for text in model.sample(3, seed=1)]
+    assert best == [text.token_ids for text in model.sample(3, seed=1, **OWN)]
+    plain = [text.token_ids for text in model.sample(3, seed=1, order="random")]
+    assert plain == [text.token_ids for text in model.sample(3, seed=1, **{**vars(Sampling()), "steps": 32})] != best
     copy = cdlm.load(model.save_pretrained(tmp_path / "copy", "float64"), "cpu", "float64")
     assert (copy.own, copy.padded) == ([OWN, MANY], True)
-    assert best == [text.tokens for text in copy.sample(3, seed=1)]
+    assert best == [text.token_ids for text in copy.sample(3, seed=1)]
     for more, expected in (([], best), (["--order", "random"], plain), (["--order=random"], plain)):
         done = command("sample", str(folder), "--num", "3", "--seed", "1", "--dtype", "float64", "--json", *more)
         assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_python_commands_and_folders_agree(folder: Path, model: Model, tmp_path:
         assert [record["tokens"] for record in found] == expected
         assert found[0]["sampling"] == (OWN if expected is best else PLAIN)
         replayed = model.sample(3, seed=1, **found[0]["sampling"])
-        assert expected == [text.tokens for text in replayed]
+        assert expected == [text.token_ids for text in replayed]
         assert (f"as it writes best, with {flags(Sampling(**OWN))}" in done.stderr) == (expected is best)
 
 
@@ -107,14 +107,14 @@ def test_padded_texts_end_where_they_end(model: Model, folder: Path) -> None:
     """The end of text fills a block up; it is not shown, and what would follow it is not either."""
     end = model.tokenizer.eos
     texts = model.sample(8, seed=2)
-    assert any(len(text.tokens) < 24 for text in texts)
-    assert all(end not in text.tokens[1:] and "<|endoftext|>" not in text.text for text in texts)
+    assert any(len(text.token_ids) < 24 for text in texts)
+    assert all(end not in text.token_ids[1:] and "<|endoftext|>" not in text.text for text in texts)
     frames = list(model.stream(num=8, seed=2))
     assert frames[-1].texts == [text.text for text in texts]
     with pytest.raises(ValueError, match="40 tokens are more than the 24"):
         model.sample(length=40, block=12)  # a second window would begin behind the end of a text
-    whole = list(model.write(model.continuations([""], 8), Sampling(**OWN), seed=2))
-    assert [text.tokens for text in sorted(whole, key=lambda text: text.index)] != [text.tokens for text in texts]
+    whole = list(model.complete(model.continuations([""], 8), Sampling(**OWN), seed=2))
+    assert [text.token_ids for text in sorted(whole, key=lambda text: text.index)] != [text.token_ids for text in texts]
     for watch in (True, False):
         found = write_texts(
             SampleConfig(model=str(folder), num=8, seed=2, dtype="float64", watch=watch), Console(quiet=True)
@@ -128,9 +128,9 @@ def test_given_texts_stand_with_their_ends(process: str, tmp_path: Path) -> None
     text, blank = "the cat sees the sea", "the cat ___ the sea."
     model = cdlm.load(write_model(tmp_path, process, BPE, favour=9.0, length=24, framed=True, padded=True), "cpu")
     end, size = model.tokenizer.eos, 1 + len(model.tokenizer.encode(text))
-    for draft in (*model.infillings([blank]), *model.rewritings([text])):
-        assert len(draft.ids) == 24
-        assert draft.ids[-draft.tail :] == [end] * draft.tail
+    for template in (*model.infillings([blank]), *model.rewritings([text])):
+        assert len(template.token_ids) == 24
+        assert template.token_ids[-template.suffix :] == [end] * template.suffix
     filled, rewritten = model.infill(blank, num=8, seed=2), model.rewrite(text, num=8, seed=2)
     assert all(end not in one.tokens[1:] for one in filled + rewritten)
     assert all(one.text.startswith("the cat ") and one.text.endswith(" the sea.") for one in filled)

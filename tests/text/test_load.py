@@ -21,7 +21,7 @@ PEER = Path(__file__).parents[1] / "fixtures" / "peers" / "mdlm-hf-tiny"
 def test_a_folder_says_how_its_texts_are(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "mine", "uniform", length=24, posterior="mixture", framed=True)
     model = cdlm.load(folder)
-    assert (model.name, model.length, model.posterior, model.framed) == ("mine", 24, "mixture", True)
+    assert (model.name, model.max_length, model.posterior, model.bos_framed) == ("mine", 24, "mixture", True)
     assert model.tokenizer.eos == 256
     assert not any(parameter.requires_grad for parameter in model.denoiser.parameters())
     assert len(cdlm.load(str(folder)).sample(steps=2)[0].tokens) == 24
@@ -34,7 +34,7 @@ def test_a_run_is_its_newest_checkpoint(tmp_path: Path) -> None:
         (folder / "state.json").write_text("{}")
     (run / "step-00000020" / "state.json").unlink()  # not finished yet
     model = cdlm.load(run)
-    assert (model.name, model.length) == ("run/step-00000012", 20)
+    assert (model.name, model.max_length) == ("run/step-00000012", 20)
 
 
 def test_a_run_without_a_checkpoint_says_to_wait(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_a_pull_without_a_network_says_so_in_a_line(tmp_path: Path, monkeypatch:
 def test_the_public_layout_takes_its_length_from_model_length(tmp_path: Path) -> None:
     words = spelled("abcdefgh ").save(tmp_path / "words.json")
     model = cdlm.load(PEER, tokenizer=words)
-    assert (model.length, model.posterior) == (24, "plug-in")
+    assert (model.max_length, model.posterior) == (24, "plug-in")
     text = model.sample(prompt="abc", steps=3)[0]
-    assert len(text.tokens) == 24
-    assert text.tokens[:3] == [0, 1, 2]
+    assert len(text.token_ids) == 24
+    assert text.token_ids[:3] == [0, 1, 2]
 
 
 def test_a_folder_without_a_tokenizer_asks_for_one() -> None:
@@ -211,7 +211,7 @@ def test_a_model_with_more_tokens_than_its_tokenizer_writes(tmp_path: Path, word
 
 def test_a_folder_that_does_not_say_its_length_needs_one(tmp_path: Path) -> None:
     model = cdlm.load(write_model(tmp_path / "mute", "masked"))
-    assert model.length == 0
+    assert model.max_length == 0
     with pytest.raises(ValueError, match="mute does not say how long its texts are: give a length"):
         model.sample()
     with pytest.raises(ValueError, match="no block"):
@@ -248,7 +248,7 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
     code = (
         "import cdlm, sys\n"
         "kinds = (cdlm.load(sys.argv[1], 'cpu', 'float32', compile=compiled) for compiled in (False, True))\n"
-        "one, two = ([text.tokens for text in model.sample(num=3, steps=6)] for model in kinds)\n"
+        "one, two = ([text.token_ids for text in model.sample(num=3, steps=6)] for model in kinds)\n"
         "assert one == two, (one, two)\n"
     )
     done = subprocess.run(
@@ -260,12 +260,12 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ({"length": 64, "foo": 1}, "foo is 1"),
-        ({"posterior": "plug-in"}, 'no "length"'),
-        (5, 'no "length"'),
-        ({"length": "64"}, "length is '64'"),
-        ({"length": -1}, "length is -1"),
-        ({"length": 8, "framed": 1}, "framed is 1"),
+        ({"max_length": 64, "foo": 1}, "foo is 1"),
+        ({"posterior": "plug-in"}, 'no "max_length"'),
+        (5, 'no "max_length"'),
+        ({"max_length": "64"}, "max_length is '64'"),
+        ({"max_length": -1}, "max_length is -1"),
+        ({"max_length": 8, "bos_framed": 1}, "bos_framed is 1"),
     ],
 )
 def test_a_damaged_account_of_the_texts_is_named(text: object, named: str, tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import cdlm
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import Process, masked, unigram
 from cdlm.process.process import bridge_law, transition
 from cdlm.rng import seeded
 from cdlm.sample.generate import generate
-from cdlm.sample.plan import blank_law, last
+from cdlm.sample.draw import unconditional_log_probs, last
 from cdlm.sample.settings import Sampling
 from cdlm.studio.app import card
 from cdlm.text.pipeline import Model
@@ -32,7 +32,7 @@ def mixed(vocab: int) -> Process:
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     torch.manual_seed(1)
-    denoiser = Denoiser(Architecture(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
+    denoiser = Denoiser(NetworkConfig(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     save(denoiser, tmp_path / "mixed")
@@ -49,7 +49,7 @@ def test_its_capabilities() -> None:
 
 def test_it_samples_infills_and_rewrites_with_guidance(model: Model) -> None:
     texts = model.sample(2, length=16, steps=4, guidance=0.5)
-    assert all(max(text.tokens) < V for text in texts)
+    assert all(max(text.token_ids) < V for text in texts)
     filled = model.infill("a ___ b", steps=4, guidance=0.5)[0].text
     assert filled.startswith("a ")
     assert filled.endswith(" b")
@@ -62,7 +62,7 @@ def test_guidance_divides_by_the_prediction_for_a_fully_masked_text(model: Model
     assert process is not None
     x = torch.full((1, 2), V)
     law = model.denoiser(x, 1.0)[0, 0].double()
-    blank = blank_law(model.denoiser, process, x).double()
+    blank = unconditional_log_probs(model.denoiser, process, x).double()
     assert torch.allclose(blank, law.log_softmax(-1), atol=1e-6)  # here the text itself is fully masked
     x = torch.tensor([[V, 65]])
     law = model.denoiser(x, 1.0)[0].double()

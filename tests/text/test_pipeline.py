@@ -39,30 +39,30 @@ def test_continuations_come_in_order_behind_their_prompts(kind: Kind, words: Wor
     lead = [model.tokenizer.bos] if kind == "causal" else []
     for text in texts:
         given = [*lead, *model.tokenizer.encode(prompts[text.index // 2])]
-        assert text.tokens[: len(given)] == given
-        assert len(text.tokens) == 28
-        assert max(text.tokens) < model.denoiser.vocab  # no mask is left
-        assert str(text) == text.text == prompts[text.index // 2] + model.tokenizer.decode(text.tokens[len(given) :])
+        assert text.token_ids[: len(given)] == given
+        assert len(text.token_ids) == 28
+        assert max(text.token_ids) < model.denoiser.vocab  # no mask is left
+        assert str(text) == text.text == prompts[text.index // 2] + model.tokenizer.decode(text.token_ids[len(given) :])
 
 
 def test_evaluations_are_counted() -> None:
-    assert [text.evaluations for text in small("uniform").sample(num=3, steps=5)] == [5, 5, 5]
-    assert [text.evaluations for text in small("causal").sample(num=2, prompt="abc", length=20)] == [16, 16]
+    assert [text.nfe for text in small("uniform").sample(num=3, steps=5)] == [5, 5, 5]
+    assert [text.nfe for text in small("causal").sample(num=2, prompt="abc", length=20)] == [16, 16]
     calls = []
     model = small("masked")
-    show = model.write(
+    show = model.complete(
         model.continuations([""]), Sampling(steps=5), show=lambda state, size: calls.append((state, size))
     )
     text = next(show)
-    assert [size for _, size in calls] == [1] * (text.evaluations + 1)
-    assert text.evaluations == 5
+    assert [size for _, size in calls] == [1] * (text.nfe + 1)
+    assert text.nfe == 5
 
 
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_a_framed_model_sees_the_token_that_begins_a_block(kind: Kind) -> None:
     text = small(kind, framed=True).sample(prompt="ab", length=8, steps=3)[0]
-    assert text.tokens[:3] == [BYTES.bos, *b"ab"]
-    assert text.text == "ab" + BYTES.decode(text.tokens[3:])
+    assert text.token_ids[:3] == [BYTES.bos, *b"ab"]
+    assert text.text == "ab" + BYTES.decode(text.token_ids[3:])
 
 
 @pytest.mark.parametrize("words", ["bytes", "bpe"])
@@ -72,19 +72,19 @@ def test_a_stream_begins_with_masks_and_ends_with_the_text(words: Words, prompt:
     frames = list(model.stream(prompt, num=2, length=16, steps=4, seed=7))
     texts = model.sample(num=2, prompt=prompt, length=16, steps=4, seed=7)
     given = len(model.tokenizer.encode(prompt.rstrip() if words == "bpe" else prompt))
-    assert frames[0].tokens == [text.tokens[:given] + [model.denoiser.vocab] * (16 - given) for text in texts]
+    assert frames[0].tokens == [text.token_ids[:given] + [model.denoiser.vocab] * (16 - given) for text in texts]
     assert all(text.endswith(MASK * (16 - given)) and text.count(MASK) == 16 - given for text in frames[0].texts)
     assert [frame.step for frame in frames] == list(range(len(frames)))
-    assert {frame.steps for frame in frames} == {len(frames) - 1}
-    assert frames[-1].tokens == [text.tokens for text in texts]
-    assert frames[-1].evaluations == [text.evaluations for text in texts]
+    assert {frame.num_steps for frame in frames} == {len(frames) - 1}
+    assert frames[-1].tokens == [text.token_ids for text in texts]
+    assert frames[-1].evaluations == [text.nfe for text in texts]
     assert frames[-1].texts == [text.text for text in texts]
 
 
 def test_a_stream_of_an_autoregressive_model_grows() -> None:
     model = small("causal")
     frames = list(model.stream("ab", length=12, seed=2))
-    assert [len(frame.tokens[0]) for frame in frames] == list(range(3, 13))
+    assert [len(frame.token_ids[0]) for frame in frames] == list(range(3, 13))
     assert frames[0].texts == ["ab"]
     assert frames[-1].tokens[0] == model.sample(prompt="ab", length=12, seed=2)[0].tokens
 
@@ -98,9 +98,9 @@ def test_a_stream_fills_blanks() -> None:
 
 def test_only_texts_of_one_length_are_watched_together() -> None:
     model = small("masked")
-    drafts = model.infillings(["a[MASK]", "ab[MASK]"])
+    templates = model.infillings(["a[MASK]", "ab[MASK]"])
     with pytest.raises(ValueError, match="one length"):
-        model.frames(drafts, Sampling())
+        model.frames(templates, Sampling())
 
 
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
@@ -120,7 +120,7 @@ def test_an_end_of_text_that_was_given_does_not_trim() -> None:
     model = small("masked", "bpe", favour=100.0)
     text = model.sample(prompt=f"the cat{END}the", length=24, steps=4, trim=True)[0]
     assert text.text == f"the cat{END}the"
-    assert text.tokens == BPE.encode(text.text)
+    assert text.token_ids == BPE.encode(text.text)
 
 
 # Filling in
@@ -143,23 +143,23 @@ def test_every_sampler_keeps_what_is_given_and_ends_no_blank(kind: Kind, how: di
     """Even where the model would write nothing but the end of text."""
     model = small(kind, favour=50.0)
     for text in model.infill("ab[MASK:9]cd___", num=3, **{"steps": 6, **how}):
-        assert len(text.tokens) == 17
-        assert (text.tokens[:2], text.tokens[11:13]) == (list(b"ab"), list(b"cd"))
-        assert max(text.tokens) < BYTES.eos
+        assert len(text.token_ids) == 17
+        assert (text.token_ids[:2], text.token_ids[11:13]) == (list(b"ab"), list(b"cd"))
+        assert max(text.token_ids) < BYTES.eos
 
 
 def test_several_texts_are_filled_in_order() -> None:
     """Although those of one length are written together."""
     texts = small("masked").infill(["a[MASK]", "[MASK:3]b", "c___", "d[MASK]"], num=2, width=1, steps=3)
     assert [text.index for text in texts] == list(range(8))
-    assert [len(text.tokens) for text in texts] == [2, 2, 4, 4, 2, 2, 2, 2]
+    assert [len(text.token_ids) for text in texts] == [2, 2, 4, 4, 2, 2, 2, 2]
     assert [text.text[-1 if text.index in (2, 3) else 0] for text in texts] == [*"aabbccdd"]
 
 
 def test_bytes_are_put_between_given_text_as_they_are() -> None:
     text = small("masked").infill("é[MASK:3]é", num=1, steps=3)[0]
-    assert text.tokens[:2] == text.tokens[-2:] == list("é".encode())
-    assert text.text == f"é{bytes(text.tokens[2:5]).decode(errors='replace')}é"
+    assert text.token_ids[:2] == text.token_ids[-2:] == list("é".encode())
+    assert text.text == f"é{bytes(text.token_ids[2:5]).decode(errors='replace')}é"
 
 
 # Rewriting
@@ -183,7 +183,7 @@ def test_rewriting_keeps_what_the_noise_left_alone(kind: Kind, clamp: bool) -> N
     assert all(row != given for row in frames[-1].tokens)
     assert max(max(row) for row in frames[-1].tokens) < 257
     texts = model.rewrite(TEXT, num=8, t=0.4, clamp=clamp, steps=8, seed=1)
-    assert [text.tokens for text in texts] == frames[-1].tokens
+    assert [text.token_ids for text in texts] == frames[-1].tokens
     assert [text.text for text in texts] == [BYTES.decode(row) for row in frames[-1].tokens]
 
 
@@ -191,9 +191,9 @@ def test_rewriting_keeps_what_the_noise_left_alone(kind: Kind, clamp: bool) -> N
 def test_rewriting_from_pure_noise_forgets_the_text(kind: Kind) -> None:
     model = small(kind)
     for text in model.rewrite(TEXT, num=4, t=1.0, steps=8):
-        same = sum(a == b for a, b in zip(text.tokens, TEXT.encode(), strict=True))
+        same = sum(a == b for a, b in zip(text.token_ids, TEXT.encode(), strict=True))
         assert same < len(TEXT) / 2
-        assert text.evaluations > 0
+        assert text.nfe > 0
 
 
 def test_a_masked_model_needs_no_clamp() -> None:
@@ -216,9 +216,9 @@ def test_blocks_write_longer_texts(kind: Kind, prompt: str) -> None:
     one, two = (model.sample(num=2, prompt=prompt, length=70, block=10, steps=4, batch=batch) for batch in (1, 2))
     assert one == two
     for text in one:
-        assert len(text.tokens) == 70
-        assert text.tokens[: len(prompt)] == list(prompt.encode())
-        assert max(text.tokens) < 257
+        assert len(text.token_ids) == 70
+        assert text.token_ids[: len(prompt)] == list(prompt.encode())
+        assert max(text.token_ids) < 257
     frames = list(model.stream(prompt, length=70, block=10, steps=4))
     assert frames[-1].tokens[0] == one[0].tokens
     assert frames[-1].evaluations[0] == one[0].evaluations

@@ -10,19 +10,19 @@ from tokenizers import models, pre_tokenizers
 
 from cdlm.data import END
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.text.template import HOLE, Draft, blanks, continuation, ended, has_blanks, noised
+from cdlm.text.template import OPEN, Template, blanks, continuation, ended, has_blanks, noised
 
 from ..writers import BPE, BYTES, TOKENIZERS, Kind, Words, small, spelled
 
-H = HOLE
+H = OPEN
 
 
-def filled(draft: Draft, tokenizer: Tokenizer, *words: str) -> str:
-    """The text of a draft whose holes hold these words, one token each."""
+def filled(template: Template, tokenizer: Tokenizer, *words: str) -> str:
+    """The text of a template whose holes hold these words, one token each."""
     tokens = iter([tokenizer.encode(word) for word in words])
-    ids = [i if i != HOLE else next(tokens) for i in draft.ids]
+    ids = [i if i != OPEN else next(tokens) for i in template.token_ids]
     assert next(tokens, None) is None
-    return draft.text([j for i in ids for j in (i if isinstance(i, list) else [i])], tokenizer.decode)
+    return template.text([j for i in ids for j in (i if isinstance(i, list) else [i])], tokenizer.decode)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def filled(draft: Draft, tokenizer: Tokenizer, *words: str) -> str:
     ],
 )
 def test_blanks_become_holes(text: str, ids: list[int], pieces: list[str]) -> None:
-    draft = blanks(text, BYTES, width=3)
-    assert (draft.ids, draft.pieces) == (ids, pieces)
+    template = blanks(text, BYTES, width=3)
+    assert (template.token_ids, template.pieces) == (ids, pieces)
     assert has_blanks(text)
-    assert {BYTES.eos, BYTES.bos} <= set(draft.without)
+    assert {BYTES.eos, BYTES.bos} <= set(template.banned)
 
 
 @pytest.mark.parametrize("text", ["", "no blank", "a__b", "[MASK:]", "[mask]"])
@@ -85,18 +85,18 @@ def test_text_is_put_together_around_its_holes() -> None:
 
 def test_what_is_given_is_not_decoded() -> None:
     """A byte of a hole cannot join the bytes of what is given."""
-    draft = blanks("é[MASK]é", BYTES)
-    assert draft.text([*"é".encode(), 0xC3, *"é".encode()], BYTES.decode) == "é�é"
-    draft = blanks(f"{END}[MASK]", BYTES)
-    assert filled(draft, BYTES, "x") == f"{END}x"
+    template = blanks("é[MASK]é", BYTES)
+    assert template.text([*"é".encode(), 0xC3, *"é".encode()], BYTES.decode) == "é�é"
+    template = blanks(f"{END}[MASK]", BYTES)
+    assert filled(template, BYTES, "x") == f"{END}x"
 
 
 def test_a_word_carries_the_space_before_it() -> None:
-    draft = blanks("the [MASK] sat", BPE)
-    assert draft.ids == [*BPE.encode("the"), H, *BPE.encode(" sat")]
+    template = blanks("the [MASK] sat", BPE)
+    assert template.token_ids == [*BPE.encode("the"), H, *BPE.encode(" sat")]
     assert len(BPE.encode(" cat")) == 1
-    assert filled(draft, BPE, " cat") == "the cat sat"
-    assert filled(draft, BPE, "x") == "the x sat"  # the space was given and stays
+    assert filled(template, BPE, " cat") == "the cat sat"
+    assert filled(template, BPE, "x") == "the x sat"  # the space was given and stays
     assert filled(blanks("the  [MASK]", BPE), BPE, " cat") == "the  cat"
     assert filled(blanks("the\n[MASK]", BPE), BPE, " cat") == "the\n cat"
     assert filled(blanks("the[MASK]", BPE), BPE, " cat") == "the cat"
@@ -108,9 +108,9 @@ def test_only_the_last_of_several_spaces_is_lent() -> None:
 
 
 def test_bytes_lend_no_space() -> None:
-    draft = blanks("the [MASK]", BYTES)
-    assert draft.ids == [*b"the ", H]
-    assert filled(draft, BYTES, " ") == "the  "
+    template = blanks("the [MASK]", BYTES)
+    assert template.token_ids == [*b"the ", H]
+    assert filled(template, BYTES, " ") == "the  "
 
 
 def test_one_space_between_two_blanks_stays() -> None:
@@ -127,11 +127,11 @@ def test_a_space_before_the_first_blank_stays() -> None:
 
 
 def test_a_prompt_is_followed_by_a_hole() -> None:
-    draft = continuation("ab", 5, BYTES)
-    assert (draft.ids, draft.pieces, draft.lead) == ([97, 98, H, H, H], ["ab", ""], 0)
-    assert draft.continues
-    assert draft.without == ()  # a continuation may end its text
-    assert filled(draft, BYTES, "X", "Y", "Z") == "abXYZ"
+    template = continuation("ab", 5, BYTES)
+    assert (template.token_ids, template.pieces, template.prefix) == ([97, 98, H, H, H], ["ab", ""], 0)
+    assert template.is_continuation
+    assert template.banned == ()  # a continuation may end its text
+    assert filled(template, BYTES, "X", "Y", "Z") == "abXYZ"
     assert continuation("", 3, BYTES).ids == [H, H, H]
 
 
@@ -150,17 +150,17 @@ def test_a_prompt_is_followed_by_a_hole() -> None:
 )
 def test_a_padded_text_ends_where_ends_prevail(written: str, said: str) -> None:
     for prompt in ("", "the "):
-        draft = continuation(prompt, len(prompt) + len(written) + 1, BYTES, framed=True)
+        template = continuation(prompt, len(prompt) + len(written) + 1, BYTES, framed=True)
         lead = [BYTES.bos, *BYTES.encode(prompt)] if prompt else [BYTES.bos]
         ids = lead + [BYTES.eos if letter == "." else ord(letter) for letter in written]
-        assert draft.text(ended(ids, draft, BYTES.eos), BYTES.decode) == prompt + said
+        assert template.text(ended(ids, template, BYTES.eos), BYTES.decode) == prompt + said
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 3))
 def test_no_other_cut_is_less_wrong(ends: list[bool], given: int) -> None:
     ids = [BYTES.eos] + [97] * given + [BYTES.eos if end else 98 for end in ends]
-    draft = Draft([BYTES.bos] + [97] * given + [H] * len(ends), ["", ""], [(1 + given, len(ids))], 1)
-    kept = ended(ids, draft, BYTES.eos)
+    template = Template([BYTES.bos] + [97] * given + [H] * len(ends), ["", ""], [(1 + given, len(ids))], 1)
+    kept = ended(ids, template, BYTES.eos)
     wrong = {cut: sum(ends[:cut]) + ends[cut:].count(False) for cut in range(len(ends) + 1)}
     best = max(cut for cut in wrong if wrong[cut] == min(wrong.values()))
     assert kept == ids[: 1 + given] + [98] * ends[:best].count(False)
@@ -172,9 +172,9 @@ def test_a_trimmed_text_ends_early() -> None:
 
 
 def test_a_prompt_lends_its_last_space() -> None:
-    draft = continuation("the ", 3, BPE)
-    assert draft.ids == [*BPE.encode("the"), H, H]
-    assert filled(draft, BPE, " cat", " sat") == "the cat sat"
+    template = continuation("the ", 3, BPE)
+    assert template.token_ids == [*BPE.encode("the"), H, H]
+    assert filled(template, BPE, " cat", " sat") == "the cat sat"
 
 
 @pytest.mark.parametrize(
@@ -187,26 +187,26 @@ def test_a_prompt_lends_its_last_space() -> None:
     ],
 )
 def test_a_block_begins_with_a_token_of_its_own(framed: bool, causal: bool, prompt: str, lead: int) -> None:
-    draft = continuation(prompt, 6, BYTES, framed, causal)
-    assert draft.lead == lead
-    assert draft.ids == [BYTES.bos] * lead + list(prompt.encode()) + [H] * (6 - lead - len(prompt))
-    assert filled(draft, BYTES, *"x" * draft.ids.count(H)) == prompt + "x" * draft.ids.count(H)
+    template = continuation(prompt, 6, BYTES, framed, causal)
+    assert template.prefix == lead
+    assert template.token_ids == [BYTES.bos] * lead + list(prompt.encode()) + [H] * (6 - lead - len(prompt))
+    assert filled(template, BYTES, *"x" * template.token_ids.count(H)) == prompt + "x" * template.token_ids.count(H)
 
 
 def test_without_a_prompt_the_model_writes_the_token_that_begins_a_block() -> None:
-    draft = continuation("", 6, BYTES, framed=True)
-    assert (draft.ids, draft.lead) == ([H] * 6, 0)
-    assert draft.text([BYTES.bos, *b"xxxxx"], BYTES.decode) == "xxxxx"
-    assert draft.text([*b"yxxxxx"], BYTES.decode) == "yxxxxx"  # an unfinished model may write something else there
+    template = continuation("", 6, BYTES, framed=True)
+    assert (template.token_ids, template.prefix) == ([H] * 6, 0)
+    assert template.text([BYTES.bos, *b"xxxxx"], BYTES.decode) == "xxxxx"
+    assert template.text([*b"yxxxxx"], BYTES.decode) == "yxxxxx"  # an unfinished model may write something else there
 
 
 @pytest.mark.parametrize(
     "make", [lambda: blanks("a[MASK]b", BYTES, framed=True), lambda: noised("acb", BYTES, framed=True)]
 )
 def test_other_drafts_of_a_framed_model_begin_with_its_token(make) -> None:
-    draft = make()
-    assert (draft.ids[0], draft.lead) == (BYTES.bos, 1)
-    assert draft.text([BYTES.bos, *b"axb"], BYTES.decode) == "axb"
+    template = make()
+    assert (template.token_ids[0], template.prefix) == (BYTES.bos, 1)
+    assert template.text([BYTES.bos, *b"axb"], BYTES.decode) == "axb"
 
 
 @pytest.mark.parametrize(("prompt", "length", "framed"), [("abc", 3, False), ("abcd", 3, False), ("ab", 3, True)])
@@ -227,9 +227,9 @@ def test_only_a_hole_at_the_end_continues() -> None:
 
 
 def test_noise_falls_on_the_whole_text() -> None:
-    draft = noised("ab", BYTES, 0.25, clamp=True)
-    assert (draft.ids, draft.level, draft.clamp) == ([97, 98], 0.25, True)
-    assert draft.text([120, 121], BYTES.decode) == "xy"
+    template = noised("ab", BYTES, 0.25, clamp=True)
+    assert (template.token_ids, template.noise_level, template.clamp) == ([97, 98], 0.25, True)
+    assert template.text([120, 121], BYTES.decode) == "xy"
     assert noised("the cat ", BPE).ids == BPE.encode("the cat ")
 
 
@@ -285,9 +285,9 @@ def vocabulary(folder: Path, unknown: str | None) -> Tokenizer:
 
 def test_known_words_are_taken(tmp_path: Path) -> None:
     words = vocabulary(tmp_path, "[UNK]")
-    draft = blanks("the [MASK] sat", words)
-    assert draft.ids == [0, H, 2]
-    assert filled(draft, words, "cat") == "the cat sat"
+    template = blanks("the [MASK] sat", words)
+    assert template.token_ids == [0, H, 2]
+    assert filled(template, words, "cat") == "the cat sat"
 
 
 @pytest.mark.parametrize("unknown", ["[UNK]", None])
@@ -322,9 +322,9 @@ def test_what_is_given_stays(kind: Kind, words: Words, pieces: list[str], widths
     marks = [f"[MASK:{width}]" for width in widths[: len(pieces) - 1]]
     text = "".join(a + b for a, b in zip(pieces, [*marks, ""], strict=True))
     found = model.infill(text, steps=3, seed=seed)[0]
-    (draft,) = model.infillings([text])
-    inside = [token for token, wanted in zip(found.tokens, draft.ids, strict=True) if wanted == HOLE]
-    assert all(wanted in (HOLE, token) for token, wanted in zip(found.tokens, draft.ids, strict=True))
+    (template,) = model.infillings([text])
+    inside = [token for token, wanted in zip(found.tokens, template.token_ids, strict=True) if wanted == OPEN]
+    assert all(wanted in (OPEN, token) for token, wanted in zip(found.tokens, template.token_ids, strict=True))
     assert len(inside) == sum(widths[: len(marks)])
     assert all(0 <= token < tokenizer.vocab_size and token != tokenizer.eos for token in inside)
     assert found.text.startswith(pieces[0])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdlm.sample.plan import State
+from cdlm.sample.draw import State
 from cdlm.text.windows import windows
 
 BLANK, PROMPT = -1, 7
@@ -74,10 +74,10 @@ def test_steps_and_evaluations_add_up(size: tuple[int, int, int, int]) -> None:
     assert [state.step for state in states] == list(range(2 * count + 1))  # only the first window shows its start
     assert states[-1].evaluations == [2 * count, 3 * count]
     for one, two in itertools.pairwise(states):
-        assert all(a <= b for a, b in zip(one.evaluations, two.evaluations, strict=True))
+        assert all(a <= b for a, b in zip(one.nfe, two.evaluations, strict=True))
         settled = one.x != BLANK
         assert torch.equal(one.x[settled], two.x[settled])
-    assert {state.steps for state in states} == {2 if count == 1 else None}
+    assert {state.num_steps for state in states} == {2 if count == 1 else None}
 
 
 def test_a_state_shows_the_whole_text() -> None:
@@ -101,8 +101,8 @@ def test_windows_are_filled_only_as_states_are_asked_for() -> None:
 
 
 def test_a_text_of_one_window_knows_its_steps() -> None:
-    assert [state.steps for state in windows(Counter(), *start(6, 2), 6, 3)] == [2, 2, 2]
-    assert [state.steps for state in windows(Counter(), *start(5, 2), 6, 3)] == [2, 2, 2]
+    assert [state.num_steps for state in windows(Counter(), *start(6, 2), 6, 3)] == [2, 2, 2]
+    assert [state.num_steps for state in windows(Counter(), *start(5, 2), 6, 3)] == [2, 2, 2]
 
 
 def test_a_window_that_is_all_given_is_kept() -> None:

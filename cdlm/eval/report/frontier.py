@@ -244,7 +244,7 @@ def baseline_of(section: Section, wanted: str | None) -> str | None:
     names = list(dict.fromkeys(name(row) for row in rows))
     if wanted is not None:
         return wanted if wanted in names else None
-    methods = {name(row): str((row.get("trained") or {}).get("method")) for row in plain(rows)}
+    methods = {name(row): str((row.get("training") or {}).get("method")) for row in plain(rows)}
     return next((n for n in names if methods.get(n) in ("mdlm", "udlm")), names[0] if names else None)
 
 

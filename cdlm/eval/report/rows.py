@@ -11,7 +11,7 @@ from cdlm.eval.config import ROBUST
 from cdlm.eval.results import Row, read_rows
 from cdlm.methods import METHODS
 from cdlm.methods.spec import SEARCH, split_method
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import DEFAULTS, SPECS
 
 KNOWN = {
     ("sdtt", "mdlm"): "MDLM+SDTT",
@@ -39,7 +39,7 @@ class Section:
 
     def note(self, rows: Sequence[Row]) -> str:
         """What is behind the numbers of these rows."""
-        counts = sorted({row["num"] for row in rows})
+        counts = sorted({row["num_samples"] for row in rows})
         texts = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         few = "" if counts[0] >= ROBUST else ", which are few"
         return f"{texts} texts of {self.length} tokens a cell{few}, judged by {self.judge}."
@@ -51,7 +51,7 @@ def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
     for row in (row for folder in folders for row in read_rows(folder)):
         same = ("task", "model", "hash", "length", "seed", "dtype", "set", "sampling", "clamp", "judge", "protocol")
         key = json.dumps([row.get(part) for part in same], sort_keys=True)
-        if key not in cells or row["num"] >= cells[key]["num"]:
+        if key not in cells or row["num_samples"] >= cells[key]["num_samples"]:
             cells[key] = row
     rows = list(cells.values())
     if not rows:
@@ -130,23 +130,40 @@ def control(row: Row) -> str:
 
 def name(row: Row) -> str:
     """The model with its sampler, where that is not the ancestral one."""
-    how, words = row["sampling"], []
-    if how["tail"] != "none":
-        words.append("greedy" if how["tail"] == "argmax" else f"{how['tail']} tail")
-    for setting in ("order", "corrector", "posterior", "grid"):
-        if how[setting] != getattr(Sampling, setting):
-            words.append(how[setting])
-    for setting in ("eta", "guidance", "cool"):
-        if how[setting]:
-            words.append(f"{setting} {how[setting]:g}")
+    words = [_in_words(setting, row["sampling"][setting]) for setting in _shown(row)]
     words += ["clamped"] if row.get("clamp") else []
     words += ["the judge itself"] if row.get("own_judge") else []
     return row["model"] + (f" ({', '.join(words)})" if words else "")
 
 
+def _shown(row: Row) -> list[str]:
+    """The settings that make another sampler than the ancestral one: all but the steps, precision and controls."""
+    how, known = row["sampling"], METHODS.get(method(row))
+    usual = known.posterior if known is not None and row["process"] != "masked" else "plug-in"
+    apart = ("sampler", "steps", "precision", "temperature", "top_k", "top_p", "block_length")
+    return [
+        setting
+        for setting in SPECS
+        if (setting not in apart and how[setting] != (usual if setting == "posterior" else DEFAULTS[setting]))
+        or (setting == "eta" and how["corrector"] != "none")
+    ]
+
+
+def _in_words(setting: str, value: object) -> str:
+    if setting == "final_step":
+        return "greedy" if value == "argmax" else "final step sampled"
+    if setting == "step_size":
+        return f"{value} steps"
+    return (
+        str(value)
+        if SPECS[setting].choices or setting in ("order", "timesteps")
+        else f"{setting.replace('_', '-')} {value:g}"
+    )
+
+
 def method(row: Row) -> str:
     """By the name that the table of methods has for it, without its choices."""
-    return _slug(row.get("trained") or {})
+    return _slug(row.get("training") or {})
 
 
 def stem(label: str) -> str:
@@ -156,21 +173,21 @@ def stem(label: str) -> str:
 
 def canonical(row: Row) -> str:
     """What the paper calls it; the label itself where its folder does not say how it was trained."""
-    own, parent = method(row), _slug((row.get("trained") or {}).get("from") or {})
+    own, parent = method(row), _slug((row.get("training") or {}).get("from") or {})
     found = KNOWN.get((own, parent)) or (METHODS[own].name if own in METHODS else row["model"])
-    return f"{found} (greedy)" if row.get("sampling", {}).get("tail") == "argmax" else found
+    return f"{found} (greedy)" if row.get("sampling", {}).get("final_step") == "argmax" else found
 
 
 def choices(row: Row) -> dict[str, str] | None:
     """What a CDLM run changes of its method; None if it is no CDLM run."""
     if method(row) not in ("mcdlm", "mcdlm-pplopt", "ucdlm"):
         return None
-    return split_method(row["trained"]["method"])[1]
+    return split_method(row["training"]["method"])[1]
 
 
 def schooling(row: Row) -> tuple[str, str]:
     """Steps of training, and of distillation after it."""
-    trained = row.get("trained") or {}
+    trained = row.get("training") or {}
     base = trained.get("from")
     if not trained:
         return "", ""
