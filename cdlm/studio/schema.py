@@ -114,6 +114,8 @@ class ResolvedSettings(Described):
     """The model."""
     settings: dict[str, int | float | str | None]
     """Every setting that the sampler reads."""
+    summary: str
+    """The same in words: the steps, the precision, and whatever is not the default."""
     sources: dict[str, str]
     """Where each of them comes from: given, generation config, or default."""
     ignored: list[str]

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from cdlm.sample.samplers import SAMPLERS
-from cdlm.sample.settings import SPECS, choices, sources
+from cdlm.sample.settings import SPECS, choices, describe_settings, sources
 from cdlm.sample.settings import Settings as ResolvedSampler
 from cdlm.studio.schema import Limits, ResolvedSettings, Settings
 from cdlm.text.pipeline import Pipeline
@@ -36,6 +36,7 @@ def form_settings(label: str, model: Pipeline, given: dict[str, Any], limits: Li
     return ResolvedSettings(
         model=label,
         settings={name: getattr(settings, name) for name in SPECS if name == "sampler" or name in row.settings},
+        summary=", ".join(describe_settings(settings)),
         sources=sources(settings, used, model.generation_config),
         ignored=[name for name in given if name not in used],
         available=[
