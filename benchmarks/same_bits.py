@@ -81,7 +81,31 @@ class Dialect:
 BASE = Dialect()
 """The spelling of fef84f3 itself; never changed."""
 
-WORKING = Dialect()
+WORKING = Dialect(
+    flags={
+        "--accumulate": "--grad-accum-steps",
+        "--average": "--ema-decay",
+        "--batch": "--batch-size",
+        "--clip": "--max-grad-norm",
+        "--cooldown": "--cooldown-ratio",
+        "--keep": "--keep-checkpoints",
+        "--length": "--seq-length",
+        "--lr": "--learning-rate",
+        "--network.absolute": "--network.position-embeddings",
+        "--network.blocks": "--network.num-layers",
+        "--network.cond": "--network.cond-dim",
+        "--network.heads": "--network.num-heads",
+        "--network.hidden": "--network.hidden-size",
+        "--network.tied": "--network.tie-embeddings",
+        "--noise": "--noise-schedule",
+        "--reference": "--reference-steps",
+        "--sample-steps": "--valid-sample-steps",
+        "--samples": "--valid-samples",
+        "--train-vocab": "--train-vocab-size",
+        "--valid-share": "--valid-fraction",
+    },
+    fields={"gradient": "grad_norm", "lr": "learning_rate", "texts": "samples"},
+)
 """The spelling of the working tree: map here what it has renamed."""
 
 

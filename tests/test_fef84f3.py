@@ -31,7 +31,29 @@ import cdlm
 FIXTURES = Path(__file__).parent / "fixtures" / "fef84f3"
 ROOT = Path(__file__).parents[1]
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "--accumulate": "--grad-accum-steps",
+    "--average": "--ema-decay",
+    "--batch": "--batch-size",
+    "--clip": "--max-grad-norm",
+    "--cooldown": "--cooldown-ratio",
+    "--keep": "--keep-checkpoints",
+    "--length": "--seq-length",
+    "--lr": "--learning-rate",
+    "--network.absolute": "--network.position-embeddings",
+    "--network.blocks": "--network.num-layers",
+    "--network.cond": "--network.cond-dim",
+    "--network.heads": "--network.num-heads",
+    "--network.hidden": "--network.hidden-size",
+    "--network.tied": "--network.tie-embeddings",
+    "--noise": "--noise-schedule",
+    "--reference": "--reference-steps",
+    "--sample-steps": "--valid-sample-steps",
+    "--samples": "--valid-samples",
+    "--train-vocab": "--train-vocab-size",
+    "--valid-share": "--valid-fraction",
+    "--warmup": "--warmup-ratio",
+}
 """Names of fef84f3 (flags such as "--average", recipes, commands, methods and keywords of a model) and what they are
 called now."""
 

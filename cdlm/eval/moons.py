@@ -19,9 +19,9 @@ from cdlm.data.toy import Moons
 from cdlm.devices import pick_device, weight_dtype
 from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
-from cdlm.methods import needs_trained_model, parse_method
+from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import full_posterior, heat
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import Process, masked
@@ -33,7 +33,7 @@ from cdlm.sample.draw import last
 from cdlm.sample.exact import ancestral_law, tabulate
 from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import timesteps
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.plot import canvas
 from cdlm.train.step import learner, take_step
@@ -149,13 +149,15 @@ def train_row(
     process = method.default_process(moons.vocab)
     assert process is not None
     torch.manual_seed(config.seed)
-    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning, absolute=moons.length)
-    run = RunConfig(
+    shape = dataclasses.replace(
+        SIZES["tiny"], time_conditioning=method.time_conditioning, position_embeddings=moons.length
+    )
+    run = TrainConfig(
         spec,
         network=shape,
         steps=config.train_steps,
-        batch=config.batch,
-        lr=config.lr,
+        batch_size=config.batch,
+        learning_rate=config.lr,
         seed=config.seed,
         dtype=config.dtype,
     )
@@ -167,8 +169,8 @@ def train_row(
 
     for step in range(config.train_steps):
         note(spec, take_step(state, batches, step)["loss"].item())
-    save(state.average, config.out / re.sub("[:=,]", "-", spec))
-    return Row(tabulate(state.average, moons.length), process, method.posterior)
+    save(state.ema, config.out / re.sub("[:=,]", "-", spec))
+    return Row(tabulate(state.ema, moons.length), process, method.posterior)
 
 
 def table(config: MoonsConfig, cells: list[Cell]) -> Table:

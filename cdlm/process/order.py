@@ -55,7 +55,7 @@ def equal_steps(level: Level, is_mask: Bool[Tensor, "b l"]) -> Level:
 
     The number that is masked at time t is then the expected one, rounded, in place of a binomial one.
     """
-    rank = level.masked_fill(~is_mask, torch.inf).argsort(-1, stable=True).argsort(-1)
+    rank = level.masked_fill(~is_mask, torch.inf).argsort(dim=-1, stable=True).argsort(-1)
     return ((rank + 0.5) / is_mask.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1 - 1e-9)
 
 

@@ -20,7 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdlm.files import VERSION
-from cdlm.methods import method_name
+from cdlm.methods.spec import method_name
 from cdlm.studio.generation import Event, check_request, generation_events
 from cdlm.studio.jobs import Job, JobQueue, QueueFull
 from cdlm.studio.moons import moon_frames

@@ -15,15 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective import Loss, Objective
-from cdlm.rng import Rng
 from cdlm.train.config import Parallel
-from cdlm.types import Tokens
+from cdlm.types import Mixture, Time, Tokens
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long to wait for a process that does not answer; one that is dead is noticed at once."""
@@ -97,17 +95,6 @@ def leave(together: bool) -> None:
         dist.destroy_process_group()
 
 
-class LossModule(nn.Module):
-    """Eq. (8) as a module, so that gradient synchronisation wraps head, terms and trunk alike."""
-
-    def __init__(self, denoiser: Denoiser, objective: Objective) -> None:
-        super().__init__()
-        self.denoiser, self.objective = denoiser, objective
-
-    def forward(self, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
-        return self.objective.loss(self.denoiser, target, x0, step, rng)
-
-
 def shard_frozen(network: Denoiser, parallel: Parallel) -> None:
     """Split the weights of a network that does not train, as one piece: whole from `gather` to `settle`.
 
@@ -135,16 +122,33 @@ def _sharded(network: nn.Module | None) -> list[FSDPModule]:
     return [module for module in network.modules() if isinstance(module, FSDPModule)] if network is not None else []
 
 
-def loss_module(denoiser: Denoiser, objective: Objective, parallel: Parallel, device: torch.device) -> nn.Module:
-    """The loss, ready to be called: replicas and shards synchronise their gradients when it is differentiated."""
-    module = LossModule(denoiser, objective)
+class _Features(nn.Module):
+    """`Denoiser.features` as the forward pass of a module, which is where DDP prepares the gradients of all weights."""
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        super().__init__()
+        self.denoiser, self.features = denoiser, denoiser.features
+
+    def forward(self, x: Tokens | Mixture, alpha: Time, rows: Tensor | None = None) -> Tensor:
+        return self.features(x, alpha, rows)
+
+
+def parallelize(denoiser: Denoiser, parallel: Parallel) -> nn.Module:
+    """Synchronise gradients when a loss is differentiated, by the forward pass `denoiser.features` from now on.
+
+    A loss runs `features` once, then reads the weights of the head: they are whole until its backward pass has ended.
+    Returns the module that `accumulating` and `settle` take.
+    """
     if parallel == "fsdp":
         for block in denoiser.backbone.blocks:
             fully_shard(block)
-        fully_shard(module)
+        fully_shard(denoiser, reshard_after_forward=False)
+        register_fsdp_forward_method(denoiser, "features")
     if parallel == "ddp":
-        return nn.parallel.DistributedDataParallel(module, [device.index] if device.index is not None else None)
-    return module
+        replica = nn.parallel.DistributedDataParallel(_Features(denoiser))
+        denoiser.features = replica.__call__  # type: ignore[method-assign]
+        return replica
+    return denoiser
 
 
 def accumulating(module: nn.Module, last: bool) -> None:

@@ -45,7 +45,7 @@ def test_bridge_records_levels_positions_and_what_is_known(process):
     assert torch.equal(pair.dalpha_t, process.noise.derivative(t))
     assert pair.prior is process.prior
     assert pair.input is None
-    assert pair.law is None
+    assert pair.drawn_from is None
     mass = process.prior.tolist()
     for row in range(3):
         for x_s, x_t, here, known in zip(
@@ -74,10 +74,10 @@ def test_rollout_is_a_hop_of_the_teachers_posterior(tiny):
     rows = (pair.x_t == V).all(-1)
     assert int(rows.sum()) > 0.98 * b
     a_s, a_t = float(pair.alpha_s[0]), float(pair.alpha_t[0])
-    assert pair.law is not None
+    assert pair.drawn_from is not None
     with torch.no_grad():
         law = teacher(torch.full((1, l), V), 1.0)[0].exp()
-        assert torch.allclose(teacher.head(pair.law)[rows].exp(), law.expand(int(rows.sum()), l, V))
+        assert torch.allclose(teacher.head(pair.drawn_from)[rows].exp(), law.expand(int(rows.sum()), l, V))
     for i in range(l):
         truth = torch.cat([law[i] * (a_s - a_t) / (1 - a_t), times((1 - a_s) / (1 - a_t))])
         assert chi_square(torch.bincount(pair.x_s[rows, i], minlength=V + 1), truth) > P_MIN
@@ -93,7 +93,7 @@ def test_rollout_keeps_what_is_visible_and_knows_what_it_reveals(tiny):
     assert bool((pair.x_s[0] < V).all())  # at s = 0 everything is revealed
     assert torch.equal(pair.known, pair.x_s < V)
     assert bool((pair.x_s[3] == V).any())
-    assert not pair.law.requires_grad
+    assert not pair.drawn_from.requires_grad
 
 
 def test_rollout_needs_a_teacher():

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from cdlm.train import checkpoint, distributed
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import ROOT
@@ -83,7 +83,7 @@ class Node:
 
 
 @contextlib.contextmanager
-def two_nodes(config: RunConfig, folder: Path, workers: int, dead: str = "none") -> Iterator[tuple[list[Node], int]]:
+def two_nodes(config: TrainConfig, folder: Path, workers: int, dead: str = "none") -> Iterator[tuple[list[Node], int]]:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(to_json(config)))
     (folder / "worker.py").write_text(WORKER)

@@ -77,7 +77,7 @@ def test_the_law_of_a_blank_text() -> None:
     """One position stands for all in a network without absolute positions, and it is the same law."""
     process = masked(7)
     net = tiny(process)
-    assert net.blind
+    assert net.position_invariant
     x = torch.full((3, 5), 7)
     every = net(x, 1.0)[0].exp().mean(0)
     assert torch.allclose(unconditional_log_probs(net, process, x).exp(), every)

@@ -7,25 +7,25 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.train import checkpoint
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
 from cdlm.train.optim import descend
 from cdlm.train.step import learner
 
 from .test_resume import assert_same_bits
 
-SHAPE = dataclasses.replace(SIZES["tiny"], absolute=8, tied=True)
+SHAPE = dataclasses.replace(SIZES["tiny"], position_embeddings=8, tie_embeddings=True)
 MATRICES = {"attn_qkv.weight", "attn_out.weight", "mlp.0.weight", "mlp.2.weight"}
 
 
 def start(optimizer: str, **more):
     torch.manual_seed(0)
     process = masked(11)
-    config = RunConfig("mdlm", network=SHAPE, optimizer=optimizer, lr=0.01, dtype="float32", **more)
+    config = TrainConfig("mdlm", network=SHAPE, optimizer=optimizer, learning_rate=0.01, dtype="float32", **more)
     net = Denoiser(SHAPE, process)
     return learner(config, net, METHODS["mdlm"](process, 10), None)
 
@@ -35,7 +35,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     names = {parameter: name for name, parameter in state.denoiser.named_parameters()}
     muon, adamw = ([names[p] for p in one.param_groups[0]["params"]] for one in state.optimizers)
     assert {name.split(".", 3)[3] for name in muon} == MATRICES
-    assert len(muon) == len(MATRICES) * SHAPE.blocks
+    assert len(muon) == len(MATRICES) * SHAPE.num_layers
     assert sorted(muon + adamw) == sorted(names.values())
     (alone,) = start("adamw").optimizers
     assert len(alone.param_groups[0]["params"]) == len(names)
@@ -91,5 +91,5 @@ def test_another_optimiser_is_named_even_when_forced(recipe, tmp_path: Path) -> 
 
 
 def test_shards_are_refused() -> None:
-    with pytest.raises(ValueError, match="whole matrices"):
-        RunConfig("mdlm", optimizer="muon", parallel="fsdp")
+    with pytest.raises(ValueError, match="full matrices"):
+        TrainConfig("mdlm", optimizer="muon", parallel="fsdp")

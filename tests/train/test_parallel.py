@@ -44,9 +44,9 @@ def assert_close(one: Path, other: Path) -> None:
 )
 def test_two_processes_equal_one(parallel: str, accumulate: int, recipe, tmp_path: Path) -> None:
     """MCDLM-PPLOptimized passes through its switch, with target copies, in these few steps."""
-    config = recipe("mcdlm-pplopt", steps=9, samples=1)
+    config = recipe("mcdlm-pplopt", steps=9, valid_samples=1)
     alone = train(dataclasses.replace(config, out=tmp_path / "alone"))
-    config = dataclasses.replace(config, out=tmp_path / "two", parallel=parallel, accumulate=accumulate)
+    config = dataclasses.replace(config, out=tmp_path / "two", parallel=parallel, grad_accum_steps=accumulate)
     assert_close(alone, run_in_two(config, tmp_path / "two.json"))
 
 
