@@ -15,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cdlm.sample.settings import Settings
-from cdlm.types import Index, LogLaw, Time, Tokens
+from cdlm.types import Index, LogLaw, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class LogitsRows:
     """What a processor may know of its rows."""
 
-    t: Time
+    t: Float[Tensor, "n"]
     """The time of each row."""
     x: Tokens
     """The batch before the draw."""
