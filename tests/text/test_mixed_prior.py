@@ -12,8 +12,8 @@ from cdlm.model.pretrained import save
 from cdlm.process import Process, masked, unigram
 from cdlm.process.process import bridge_law, transition
 from cdlm.rng import seeded
+from cdlm.sample.draw import last, unconditional_log_probs
 from cdlm.sample.generate import generate
-from cdlm.sample.draw import unconditional_log_probs, last
 from cdlm.sample.settings import Sampling
 from cdlm.studio.app import card
 from cdlm.text.pipeline import Model
