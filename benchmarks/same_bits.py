@@ -84,7 +84,30 @@ BASE = Dialect()
 """The spelling of fef84f3 itself; never changed."""
 
 WORKING = Dialect(
-    flags={"--num": "--num-samples"},
+    flags={
+        "--num": "--num-samples",
+        "--accumulate": "--grad-accum-steps",
+        "--average": "--ema-decay",
+        "--batch": "--batch-size",
+        "--clip": "--max-grad-norm",
+        "--cooldown": "--cooldown-ratio",
+        "--keep": "--keep-checkpoints",
+        "--length": "--seq-length",
+        "--lr": "--learning-rate",
+        "--network.absolute": "--network.position-embeddings",
+        "--network.blocks": "--network.num-layers",
+        "--network.cond": "--network.cond-dim",
+        "--network.heads": "--network.num-heads",
+        "--network.hidden": "--network.hidden-size",
+        "--network.tied": "--network.tie-embeddings",
+        "--noise": "--noise-schedule",
+        "--reference": "--reference-steps",
+        "--sample-steps": "--valid-sample-steps",
+        "--samples": "--valid-samples",
+        "--train-vocab": "--train-vocab-size",
+        "--valid-share": "--valid-fraction",
+    },
+    fields={"gradient": "grad_norm", "lr": "learning_rate", "texts": "samples", "num": "num_samples"},
     keywords={
         "num": "num_samples",
         "length": "max_length",

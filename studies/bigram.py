@@ -27,8 +27,8 @@ from cdlm.data.tokens import open_tokens
 from cdlm.metrics.diversity import distinct, entropy
 from cdlm.process import masked
 from cdlm.rng import seeded
-from cdlm.sample.generate import generate
 from cdlm.sample.draw import last
+from cdlm.sample.generate import generate
 from cdlm.sample.settings import Sampling
 from cdlm.types import Tokens
 

@@ -14,7 +14,7 @@ from cdlm import zoo
 from cdlm.cli import demo
 from cdlm.cli.demo import DemoConfig, run_demo
 from cdlm.data import END
-from cdlm.methods import same_method
+from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
 from cdlm.sample.settings import Sampling, flags
@@ -69,13 +69,13 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
             elif field.name not in ways:
                 assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
     config = json.loads((zoo.HERE / name / "config.json").read_text())
-    assert config["architecture"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
-    last, first = config["trained"], config["trained"]["from"]
+    assert config["network"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    last, first = config["training"], config["training"]["from"]
     for trained, row in ((last, name), (first, "base")):
         recipe = RECIPES[f"zoo-{row}"].config
         assert same_method(trained["method"], recipe.method)
         assert trained["steps"] == recipe.steps
-        assert (trained["batch"], trained["length"]) == (recipe.batch, recipe.length)
+        assert (trained["batch_size"], trained["seq_length"]) == (recipe.batch_size, recipe.seq_length)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,9 +146,21 @@ def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
 def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
     """With its tokenizer, by its name too; the new model tells where it comes from."""
     (tmp_path / "text.txt").write_text("The sea was calm, and the ship lay still. " * 400)
-    told = ["--tokenizer", "mdlm", "--length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
+    told = ["--tokenizer", "mdlm", "--seq-length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
     succeed(command("prepare", str(tmp_path / "text.txt"), *told))
-    run = ["--init-from", "mdlm", "--steps", "1", "--batch", "1", "--no-compile", "--samples", "0", "--device", "cpu"]
+    run = [
+        "--init-from",
+        "mdlm",
+        "--steps",
+        "1",
+        "--batch-size",
+        "1",
+        "--no-compile",
+        "--valid-samples",
+        "0",
+        "--device",
+        "cpu",
+    ]
     run += ["--valid-batches", "1", "--out", str(tmp_path / "run")]
     succeed(command("train", "zoo-mdlm", "--data", str(tmp_path / "tokens"), *run))
     assert cdlm.load(tmp_path / "run", "cpu").trained["from"] == cdlm.load("mdlm", "cpu").trained

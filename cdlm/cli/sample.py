@@ -143,7 +143,6 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]
-    model.check(templates, settings)
     frames = model.frames(templates, settings, config.seed) if config.watch or config.animate else None
     if frames is not None and len(templates) > config.batch_size:
         raise ValueError(

@@ -179,7 +179,7 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
         forward=forward,
         start=(words.bos,),
         eos=words.eos,
-        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.shape.absolute)),  # the start takes one
+        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),  # the start takes one
         vocab=model.denoiser.vocab,
         fingerprint=fingerprint(folder),
         device=device,

@@ -84,8 +84,9 @@ def make_draw(
 ) -> Draw:
     """How the settings draw tokens. Tokens in `banned` are never drawn; `processors` of the caller act after guidance
     and before the temperature."""
-    guided = settings.guidance and process is not None
-    unconditional = unconditional_log_probs(predict, process, x) if guided else None
+    unconditional = None
+    if settings.guidance and process is not None:
+        unconditional = unconditional_log_probs(predict, process, x)
     stages = logits_processors(settings, unconditional, tuple(banned), tuple(processors))
     posterior: Posterior = "mixture" if settings.posterior == "mixture" else "plug-in"
     return Draw(stages, posterior, settings.precision, compiled, watch)
@@ -125,7 +126,7 @@ def trunk_and_head(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
 
 def same_at_all_positions(predict: Predictor, process: Process, x: Tokens) -> bool:
     """Whether one position speaks for all: rotary attention mixes the equal values of masks into the same value."""
-    return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    return isinstance(predict, Denoiser) and predict.position_invariant and bool((x == process.vocab).all())
 
 
 @torch.no_grad()

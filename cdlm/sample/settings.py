@@ -80,16 +80,24 @@ class Settings:
         0.5, "For --order entropy-bound: nats of entropy that one step may draw at once.", minimum=0, explicit=True
     )
     temperature: float = setting(
-        1.0, "Below 1 sharpens the predicted distribution.", minimum=1e-6, hint="; for greedy decoding use top-k 1"
+        1.0,
+        "Below 1 sharpens the predicted distribution.",
+        minimum=1e-6,
+        maximum=1_000_000,
+        hint="; for greedy decoding use top-k 1",
     )
     temperature_end: float | None = setting(
-        None, "Temperature at the end, reached linearly in t; constant if not given.", minimum=1e-6
+        None,
+        "Temperature at the end, reached linearly in t; constant if not given.",
+        minimum=1e-6,
+        maximum=1_000_000,
     )
     guidance: float = setting(
         0.0,
         "Guidance relative to the unconditional prediction (fully masked input); 0 is off, and g equals a CFG scale of "
         "1 + g.",
         minimum=0,
+        maximum=1_000_000,
         requires="has_mask",
     )
     top_k: int = setting(0, "Draw from the k most probable tokens only; 0 is off.", minimum=0)
@@ -181,7 +189,8 @@ def check_value(name: str, value: Any) -> None:
             raise ValueError(f"{flag(name)} must be a string (got {value!r}).")
         return
     allowed = (int,) if kind is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+    infinite = isinstance(value, float) and not math.isfinite(value)  # an int may be too large to be converted
+    if isinstance(value, bool) or not isinstance(value, allowed) or infinite:
         raise ValueError(f"{flag(name)} must be {'an integer' if kind is int else 'a finite number'} (got {value!r}).")
     low = spec.minimum if spec.above is None else spec.above
     outside = (low is not None and (value < low or value == spec.above)) or (

@@ -25,7 +25,6 @@ from torch import Tensor
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.files import read_object
 from cdlm.hub import folder_of, write_folder
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
@@ -438,8 +437,8 @@ def load(
     source = zoo.HERE / zoo.BEST if source is None else source
     directory = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
-    denoiser = pretrained.load(directory, chosen)
-    config = read_object(directory / "config.json")
+    config = pretrained.read_model_config(directory)
+    denoiser = pretrained.load(directory, chosen, config)
     if dtype == "auto":
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
@@ -460,7 +459,7 @@ def load(
         words,
         compiled=compile,
         directory=directory,
-        training=config.get("trained") or {},
+        training=config.get("training") or {},
         generation_config=read_generation_config(directory, config),
         **text_config(config, directory),
     )

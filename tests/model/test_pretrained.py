@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cdlm.model.architecture import Architecture
+import cdlm
+from cdlm.model import pretrained
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load, migrate_model_config, read_model_config, save
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 
 V = 7
@@ -51,7 +54,7 @@ def spoil_tensors(folder, change):
 def test_round_trip(process, conditioned, tiny, tmp_path):
     net = tiny(process, time_conditioning=conditioned, dropout=0.25).train()
     again = load(save(net, tmp_path / "a" / "b"))
-    assert again.shape == net.shape
+    assert again.config == net.config
     assert again.vocab == net.vocab
     assert not again.training
     for name, tensor in net.state_dict().items():
@@ -90,10 +93,49 @@ def test_a_folder_can_be_overwritten(tiny, tmp_path):
 def test_config_is_plain_json_that_says_what_it_is(folder):
     config = json.loads((folder / "config.json").read_text())
     assert config["format"] == "cdlm"
-    assert config["version"] == 1
-    assert config["vocab"] == V
+    assert config["version"] == 2
+    assert config["vocab_size"] == V
     assert config["process"]["name"] == "masked"
-    assert config["architecture"]["hidden"] == 16
+    assert config["network"]["hidden_size"] == 16
+
+
+FEF84F3 = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "final"
+
+
+def test_a_config_of_version_1_is_read_as_version_2():
+    """Each value under its present name, in the history of the training as well."""
+    assert json.loads((FEF84F3 / "mcdlm-guided" / "config.json").read_text())["version"] == 1
+    config = read_model_config(FEF84F3 / "mcdlm-guided")
+    assert config == migrate_model_config(config)
+    assert config["version"] == 2
+    assert config["vocab_size"] == 257
+    assert config["process"] == {"name": "masked", "noise_schedule": "log-linear", "eps": 0.001}
+    assert NetworkConfig(**config["network"]).hidden_size == 8
+    assert config["text"] == {"max_length": 16, "posterior": "plug-in", "bos_framed": True, "eos_padded": False}
+    training = config["training"]
+    assert training["method"].startswith("mcdlm")
+    assert (training["batch_size"], training["seq_length"]) == (8, 16)
+    assert training["from"] == {"method": "mdlm", "steps": 12, "batch_size": 8, "seq_length": 16, "from": None}
+    assert config.keys() == {"format", "version", "vocab_size", "process", "network", "text", "training"}
+
+
+def test_our_own_config_needs_no_migration(folder):
+    assert read_model_config(folder) == json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("version", ["2", 1.5, True, [2]])
+def test_a_version_that_is_no_number_is_named(folder, version):
+    spoil_config(folder, version=version)
+    with pytest.raises(LayoutError, match=r"version is .*, which is not an integer"):
+        load(folder)
+
+
+def test_config_is_read_once_per_load(monkeypatch):
+    read = []
+    real = pretrained.read_object
+    monkeypatch.setattr(pretrained, "read_object", lambda path: read.append(path.name) or real(path))
+    cdlm.load("mdlm", "cpu", "float32")
+    assert read.count("config.json") == 1
 
 
 def test_public_checkpoint_without_its_mask_row(peers):
@@ -115,7 +157,7 @@ def test_public_checkpoint_can_be_saved_as_ours(peers, tmp_path):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(LayoutError, match=r"nowhere does not exist; give a folder with config\.json"):
+    with pytest.raises(LayoutError, match=r"nowhere does not exist; give a directory with config\.json"):
         load(tmp_path / "nowhere")
 
 
@@ -169,7 +211,7 @@ def test_json_that_is_no_object(folder, text):
 def test_foreign_model(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(
-        LayoutError, match="describes 'gpt2'; readable are folders of cdlm, of sdtt, and of mdlm"
+        LayoutError, match="describes 'gpt2'; readable are model directories of cdlm, of sdtt, and of mdlm"
     ) as error:
         load(folder)
     assert str(folder) in str(error.value)
@@ -182,12 +224,12 @@ def test_foreign_format(folder):
 
 
 def test_newer_version(folder):
-    spoil_config(folder, version=2)
-    with pytest.raises(LayoutError, match=r"written by a newer version \(format 2, this one reads 1\); upgrade cdlm"):
+    spoil_config(folder, version=3)
+    with pytest.raises(LayoutError, match=r"written by a newer version \(format 3, this one reads 2\); upgrade cdlm"):
         load(folder)
 
 
-@pytest.mark.parametrize("field", ["version", "architecture", "process", "vocab"])
+@pytest.mark.parametrize("field", ["version", "network", "process", "vocab_size"])
 def test_missing_field(folder, field):
     spoil_config(folder, **{field: None})
     with pytest.raises(LayoutError, match=rf"config\.json lacks '{field}'") as error:
@@ -197,7 +239,7 @@ def test_missing_field(folder, field):
 
 def test_unknown_field_of_the_architecture(folder):
     config = json.loads((folder / "config.json").read_text())
-    spoil_config(folder, architecture={**config["architecture"], "colour": 3})
+    spoil_config(folder, network={**config["network"], "colour": 3})
     with pytest.raises(LayoutError, match="colour"):
         load(folder)
 
@@ -231,13 +273,13 @@ def test_extra_tensor(folder):
 
 def test_config_and_weights_of_different_models(folder):
     config = json.loads((folder / "config.json").read_text())
-    spoil_config(folder, architecture={**config["architecture"], "blocks": 3})
+    spoil_config(folder, network={**config["network"], "num_layers": 3})
     with pytest.raises(LayoutError, match=r"tensor 'backbone\.blocks\.2\.\S+' is missing"):
         load(folder)
 
 
 def test_vocabulary_that_does_not_fit_the_prior(folder):
-    spoil_config(folder, vocab=50)
+    spoil_config(folder, vocab_size=50)
     with pytest.raises(LayoutError, match="prior") as error:
         load(folder)
     assert str(folder) in str(error.value)
@@ -245,7 +287,7 @@ def test_vocabulary_that_does_not_fit_the_prior(folder):
 
 def test_architecture_that_does_not_divide(folder):
     config = json.loads((folder / "config.json").read_text())
-    spoil_config(folder, architecture={**config["architecture"], "heads": 3})
+    spoil_config(folder, network={**config["network"], "num_heads": 3})
     with pytest.raises(LayoutError, match="heads 3") as error:
         load(folder)
     assert str(folder) in str(error.value)
@@ -253,7 +295,7 @@ def test_architecture_that_does_not_divide(folder):
 
 def test_unknown_noise_schedule(folder):
     config = json.loads((folder / "config.json").read_text())
-    spoil_config(folder, process={**config["process"], "noise": "geometric"})
+    spoil_config(folder, process={**config["process"], "noise_schedule": "geometric"})
     with pytest.raises(LayoutError, match="log-linear") as error:  # the message offers what there is
         load(folder)
     assert "geometric" in str(error.value)
@@ -281,7 +323,9 @@ def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_pa
 
 def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
     """Rebuilt from its documented layout: all ids in the head, conditioned on time, cond_dim 129."""
-    net = Denoiser(Architecture(hidden=32, blocks=2, heads=2, cond=129, time_conditioning=True), uniform(13)).eval()
+    net = Denoiser(
+        NetworkConfig(hidden_size=32, num_layers=2, num_heads=2, cond_dim=129, time_conditioning=True), uniform(13)
+    ).eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     tensors = {**net.state_dict(), "backbone.rotary_emb.inv_freq": torch.zeros(8)}
@@ -305,6 +349,6 @@ def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
 
 def test_a_schedule_without_an_end_is_refused(tiny, tmp_path):
     folder = save(tiny(uniform(V), time_conditioning=True), tmp_path)
-    spoil_config(folder, process={"name": "uniform", "noise": "log-linear", "eps": 0.0})
+    spoil_config(folder, process={"name": "uniform", "noise_schedule": "log-linear", "eps": 0.0})
     with pytest.raises(LayoutError, match="eps > 0"):
         load(folder)

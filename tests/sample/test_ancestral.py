@@ -13,7 +13,7 @@ from cdlm.sample.ancestral import ancestral, plain_ancestral
 from cdlm.sample.draw import make_draw
 from cdlm.sample.exact import ancestral_law
 from cdlm.sample.settings import resolve
-from cdlm.sample.timesteps import cosine_times, custom_times, timesteps, uniform_times
+from cdlm.sample.timesteps import cosine_times, custom_times, uniform_times
 
 from .truth import (
     ALPHA,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State
-from cdlm.sample.settings import resolve
 from cdlm.sample.generate import generate
+from cdlm.sample.settings import resolve
 
 from .truth import V, agrees, index, point, sequences, text, tiny
 
@@ -46,7 +46,7 @@ def chained(net, prompt: Tensor, length: int, temperature: float = 1.0) -> Tenso
 @pytest.mark.parametrize("absolute", [0, 16])
 @pytest.mark.parametrize(("prompt", "length"), [(1, 4), (1, 16), (2, 12), (5, 16), (7, 8)])
 def test_the_cache_changes_nothing(prompt: int, length: int, absolute: int) -> None:
-    net, rng = tiny(None, VOCAB, absolute=absolute), seeded(2, batch=12)
+    net, rng = tiny(None, VOCAB, position_embeddings=absolute), seeded(2, batch=12)
     x = rng("prompt").integers(prompt, VOCAB)
     states = autoregressive(net, x, length, rng)
     truth = looped(net, x, length, rng)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded

@@ -188,13 +188,13 @@ def test_one_masked_position_speaks_for_all(settings: dict, conditioned: bool, m
     """The first pass over a blank runs on a single position, and draws what the whole text would have."""
     process = masked(7)
     net, x, rng = tiny(process, time_conditioning=conditioned), torch.full((16, 12), 7), seeded(2, batch=16)
-    assert net.blind
+    assert net.position_invariant
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         short = text(sampled(net, process, x, rng, **settings))
         assert watch.widths[0] == 1
         assert set(watch.widths[1:]) == {12}
-    monkeypatch.setattr(Denoiser, "blind", False)
+    monkeypatch.setattr(Denoiser, "position_invariant", False)
     with monkeypatch.context() as patch:
         watch = watched(net, patch)
         assert torch.equal(text(sampled(net, process, x, rng, **settings)), short)
@@ -225,7 +225,7 @@ def test_a_few_positions_of_a_long_text_are_all_that_is_computed(
 
 def test_a_network_that_knows_its_positions_is_not_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     process = masked(7)
-    net, x = tiny(process, absolute=12), torch.full((16, 12), 7)
+    net, x = tiny(process, position_embeddings=12), torch.full((16, 12), 7)
     law = net(x).exp().detach()
     assert float((law - law[:, :1]).abs().max()) > 0.01
     watch = watched(net, monkeypatch)

@@ -78,7 +78,7 @@ def test_the_unconditional_prediction() -> None:
     """One position stands for all in a network without absolute positions, and it is the same law."""
     process = masked(7)
     net = tiny(process)
-    assert net.blind
+    assert net.position_invariant
     x = torch.full((3, 5), 7)
     every = net(x, 1.0)[0].exp().mean(0)
     assert torch.allclose(unconditional_log_probs(net, process, x).exp(), every)

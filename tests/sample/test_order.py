@@ -9,10 +9,10 @@ from torch import Tensor
 
 from cdlm.process import masked
 from cdlm.rng import seeded
+from cdlm.sample.draw import State
 from cdlm.sample.exact import ancestral_law
 from cdlm.sample.order import first_hitting, plan_by_level, unmask_in_order
 from cdlm.sample.plan import execute
-from cdlm.sample.draw import State
 from cdlm.sample.samplers import ORDERS, load_function
 from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import uniform_times

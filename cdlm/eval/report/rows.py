@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cdlm.eval.config import ROBUST
 from cdlm.eval.results import Row, read_rows
-from cdlm.methods import METHODS, SEARCH, split_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import SEARCH, split_method
 from cdlm.sample.settings import DEFAULTS, SPECS
 
 KNOWN = {
