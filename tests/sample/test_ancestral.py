@@ -149,7 +149,8 @@ def test_the_plain_sampler_keeps_given_positions(process: Process) -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "how"), [(masked(7), "plug-in"), (uniform(7), "plug-in"), (uniform(7), "mixture")], ids=str
+    ("process", "how"), [(masked(7), "plug-in"), (uniform(7), "plug-in"), (uniform(7), "mixture")],
+    ids=["masked", "uniform, plug-in", "uniform, mixture"],
 )
 def test_plain_and_planned_agree_on_a_larger_space(process: Process, how: Posterior) -> None:
     """Six positions of a real network: every pair of neighbours has the same joint distribution under both."""
