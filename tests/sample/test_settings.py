@@ -213,7 +213,9 @@ def test_guidance_needs_a_mask() -> None:
         resolve({"guidance": 0.5}, uniform(V))
 
 
-@pytest.mark.parametrize("given", [{"corrector": "cap"}, {"final_step": "argmax"}, {"precision": "naive-fp32"}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"corrector": "cap"}, {"final_step": "argmax"}, {"precision": "naive-fp32"}], ids=str
+)
 @pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
 def test_everything_else_fits_any_process(process: Process, given: Given) -> None:
     assert resolve(given, process) == resolve(given)
@@ -232,7 +234,9 @@ def test_posterior() -> None:
     assert resolve({"posterior": "mixture"}, uniform(V)).posterior == "mixture"
     with pytest.raises(ValueError, match="--posterior"):
         resolve({"posterior": "mixture"}, masked(V))
-    with pytest.raises(ValueError, match=r"--precision naive-fp32.*--posterior mixture|--posterior mixture.*naive-fp32"):
+    with pytest.raises(
+        ValueError, match=r"--precision naive-fp32.*--posterior mixture|--posterior mixture.*naive-fp32"
+    ):
         resolve({"precision": "naive-fp32"}, uniform(V), "mixture")
     naive = resolve({"precision": "naive-fp32", "posterior": "plug-in"}, uniform(V), "mixture")
     assert (naive.sampler, naive.posterior) == ("naive", "plug-in")
@@ -374,7 +378,7 @@ def test_explicit_settings_resolve_to_themselves(config: Given | None) -> None:
 
 @pytest.mark.parametrize("method", ["plug-in", "mixture"])
 @pytest.mark.parametrize("process", [uniform(V), None, "any"], ids=["uniform", "autoregressive", "any"])
-def test_explicit_settings_of_other_models(process: Process | None | str, method: Posterior) -> None:
+def test_explicit_settings_of_other_models(process: Process | str | None, method: Posterior) -> None:
     posteriors = (None, "plug-in", "mixture") if process is not None else (None,)
     for temperature, precision, posterior in itertools.product(AXES["temperature"], AXES["precision"], posteriors):
         given = {"temperature": temperature, "precision": precision, "top_p": 0.9, "posterior": posterior}
