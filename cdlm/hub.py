@@ -119,7 +119,7 @@ def write_folder(
 
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
-    pretrained.save(denoiser, out, getattr(torch, dtype), part)
+    pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
     if denoiser.process is not None:
         name = Path(CODE).stem
@@ -183,7 +183,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
             f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
             "it again, or copy the model's folder from a machine that has it"
         ) from None
-    pretrained.load(kept or aside)  # what cannot be opened is not handed over
+    pretrained.load_denoiser(kept or aside)  # what cannot be opened is not handed over
     if kept is not None:
         aside.mkdir(parents=True, exist_ok=True)
         for path in {path for pattern in PATTERNS for path in kept.glob(pattern)}:

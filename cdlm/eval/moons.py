@@ -23,7 +23,7 @@ from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import full_posterior, heat
 from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import Process, masked
 from cdlm.process.exact import listed, posterior
 from cdlm.process.process import Posterior
@@ -169,7 +169,7 @@ def train_row(
 
     for step in range(config.train_steps):
         note(spec, train_step(state, batches, step)["loss"].item())
-    save(state.ema, config.out / re.sub("[:=,]", "-", spec))
+    save_denoiser(state.ema, config.out / re.sub("[:=,]", "-", spec))
     return Row(tabulate(state.ema, moons.length), process, method.posterior)
 
 

@@ -179,7 +179,8 @@ def _ours(name: str, folder: Path, device: torch.device) -> Judge:
         forward=forward,
         start=(words.bos,),
         eos=words.eos,
-        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),  # the start takes one
+        # the start token takes one of the learned positions
+        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),
         vocab=model.denoiser.vocab,
         fingerprint=fingerprint(folder),
         device=device,
