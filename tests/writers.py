@@ -17,7 +17,7 @@ from cdlm.model.architecture import Architecture
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
 from cdlm.process import masked, uniform
-from cdlm.text.pipeline import Model
+from cdlm.text.pipeline import Pipeline
 
 Kind = Literal["masked", "uniform", "causal"]
 Words = Literal["bytes", "bpe"]
@@ -56,7 +56,7 @@ def write_model(
 
 
 @functools.cache
-def small(kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool) -> Model:
+def small(kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool) -> Pipeline:
     """The same in double precision, where a text does not depend on its batch."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "small", kind, TOKENIZERS[words], favour, length=length, **about)

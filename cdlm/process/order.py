@@ -6,7 +6,7 @@ depend on each other. Samplers unmask along them (`sample/order.py`), and coupli
 (`objective/coupling.py`). `sample/samplers.py` has the table of orders.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ Level = Float[Tensor, "b l"]
 _BITS = 30
 
 
+@runtime_checkable
 class OrderLevels(Protocol):
     """An unmasking order: the level of every position, of which the masked ones count; high levels come first.
 

@@ -8,7 +8,7 @@ A processor is a function from logits and the rows that they belong to to logits
 
 import dataclasses
 import functools
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from cdlm.types import Index, LogLaw, Time, Tokens
 class LogitsRows:
     """What a processor may know of its rows."""
 
-    t: Time
+    t: Float[Tensor, "n"]
     """The time of each row."""
     x: Tokens
     """The batch before the draw."""
@@ -30,6 +30,7 @@ class LogitsRows:
     """The position of each row, flattened over batch and length."""
 
 
+@runtime_checkable
 class LogitsProcessor(Protocol):
     """Logits in, logits out, one row for each token to be drawn."""
 
