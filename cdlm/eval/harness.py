@@ -56,15 +56,15 @@ from lm_eval.api.registry import register_model
 Scored = Bool[Tensor, "b l"]
 """The tokens that are asked for, on the host; all others are context."""
 
-TIMES, BATCH, NEW = 32, 8, 256
-_COPIES, _ROWS = 32, 1024
-_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+LIKELIHOOD_SAMPLES, BATCH_SIZE, MAX_NEW_TOKENS = 32, 8, 256
+_MAX_COPIES, _ROWS = 32, 1024
+_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What tasks call the most tokens to write."""
-_KNOWN = (*_NAMES, "until", "do_sample", "temperature", "top_k", "top_p")
+_KNOWN_SETTINGS = (*_LENGTH_NAMES, "until", "do_sample", "temperature", "top_k", "top_p")
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class ScoredSpan:
     """Tokens to be scored, and those before them; together they fit the model."""
 
     given: list[int]
@@ -74,7 +74,7 @@ class Span:
     def row(self) -> int:
         """Where its noise comes from. Continuations of one context share theirs, so that their difference varies less
         than they do."""
-        return _row(self.given or self.tokens)
+        return _noise_row(self.given or self.tokens)
 
 
 @register_model("cdlm")
@@ -84,9 +84,9 @@ class Harness(LM):
     def __init__(
         self,
         pretrained: str | Path | Model,
-        times: int = TIMES,
+        times: int = LIKELIHOOD_SAMPLES,
         steps: int = DEFAULTS["steps"],
-        batch_size: int | str = BATCH,
+        batch_size: int | str = BATCH_SIZE,
         device: str = "auto",
         dtype: Dtype | Literal["auto"] = "auto",
         seed: int = 0,
@@ -100,9 +100,9 @@ class Harness(LM):
         if isinstance(pretrained, Model):
             self.model = pretrained
         else:
-            self.model = load(pretrained, _device(device), dtype, tokenizer=tokenizer)
+            self.model = load(pretrained, _parse_device(device), dtype, tokenizer=tokenizer)
         self.times, self.steps, self.seed = times, steps, seed
-        self.batch = BATCH if str(batch_size).startswith("auto") else int(batch_size)
+        self.batch = BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
         self.length = self.model.max_length if length is None else length
         if min(times, steps, self.batch) < 1:
             raise ValueError(f"times, steps and batch_size are at least 1; got {times}, {steps} and {batch_size}")
@@ -132,21 +132,21 @@ class Harness(LM):
         settings = [self._settings(request.args[1]) for request in requests]
         rows, kinds, seen = [], [], collections.Counter[int]()
         for template, each in zip(templates, settings, strict=True):
-            row = _row(template.token_ids)
+            row = _noise_row(template.token_ids)
             rows.append(row + seen[row])  # a request that is repeated gets another answer
             seen[row] += 1
             kinds.append(
                 (each, len(template.token_ids), template.num_generated if self.model.denoiser.process is None else 0)
             )
         found = [""] * len(requests)
-        for part in _shown(_batches(kinds, self.batch), "writing"):
+        for part in _with_progress(_batches(kinds, self.batch), "writing"):
             chosen, shared = [templates[number] for number in part], settings[part[0]]
             self.model.check(chosen, shared)
             rng = seeded(self.seed, "harness write", batch=len(part), rows=torch.tensor([rows[k] for k in part]))
             for number, ids in zip(part, last(self.model.states(chosen, shared, rng)).x.tolist(), strict=True):
                 context, kwargs = requests[number].args
                 text = templates[number].text(self.model.finished(ids, templates[number]), self.model.decode)
-                found[number] = ended(text[len(context) :], kwargs.get("until") or [])
+                found[number] = until_stop(text[len(context) :], kwargs.get("until") or [])
         return found
 
     def get_model_info(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Harness(LM):
         same = sum(itertools.takewhile(bool, map(operator.eq, alone, whole)))
         return whole[:same], whole[same:]
 
-    def _spans(self, given: list[int], tokens: list[int]) -> list[Span]:
+    def _spans(self, given: list[int], tokens: list[int]) -> list[ScoredSpan]:
         """The tokens in blocks that fit the model, each with as much before it as fits too."""
         text, room = given + tokens, self.length - len(self.lead)
         if given and len(text) > room:
@@ -182,15 +182,15 @@ class Harness(LM):
         spans = []
         for begin in range(len(given), len(text), room):
             end = min(begin + room, len(text))
-            spans.append(Span(text[max(0, end - room) : begin], text[begin:end]))
+            spans.append(ScoredSpan(text[max(0, end - room) : begin], text[begin:end]))
         return spans
 
-    def _score(self, requests: list[list[Span]]) -> list[tuple[float, bool]]:
+    def _score(self, requests: list[list[ScoredSpan]]) -> list[tuple[float, bool]]:
         """The sum over the spans of each request."""
         spans = [(owner, span) for owner, spans in enumerate(requests) for span in spans]
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
         batches = _batches([len(span.given) + len(span.tokens) for _, span in spans], self.batch)
-        for part in _shown(batches, "reading"):
+        for part in _with_progress(batches, "reading"):
             values, likely = self._read([spans[number][1] for number in part])
             for number, value, sure in zip(part, values.tolist(), likely.tolist(), strict=True):
                 owner = spans[number][0]
@@ -198,24 +198,24 @@ class Harness(LM):
                 greedy[owner] &= sure
         return list(zip(totals, greedy, strict=True))
 
-    def _read(self, spans: list[Span]) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
+    def _read(self, spans: list[ScoredSpan]) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
         """Spans of one length in all."""
         denoiser = self.model.denoiser
         x0 = torch.tensor([self.lead + span.given + span.tokens for span in spans], device=denoiser.device)
         first = torch.tensor([len(self.lead) + len(span.given) for span in spans])
         scored = torch.arange(x0.shape[1]) >= first[:, None]
         if denoiser.process is None:
-            return exact(denoiser, x0, scored)
+            return exact_log_likelihood(denoiser, x0, scored)
         rng = seeded(self.seed, "harness read", batch=len(spans), rows=torch.tensor([span.row for span in spans]))
         copies = torch.arange(len(spans) * self.times)
         total = torch.zeros(len(spans), dtype=torch.float64)
-        for part in copies.split(len(spans) * min(self.times, _COPIES)):
+        for part in copies.split(len(spans) * min(self.times, _MAX_COPIES)):
             owner, number = part // self.times, part % self.times
             own = dataclasses.replace(rng, rows=rng.rows[owner] + number)
             u = (number + own("level").uniform(1)[:, 0]) / self.times
-            found = bound(denoiser, x0[owner.to(x0.device)], scored[owner], u, own("noise"))
+            found = log_likelihood_bound(denoiser, x0[owner.to(x0.device)], scored[owner], u, own("noise"))
             total.index_add_(0, owner, found)
-        return total / self.times, at_once(denoiser, x0, scored, rng("once"))
+        return total / self.times, is_greedy_at_once(denoiser, x0, scored, rng("once"))
 
     def _draft(self, context: str, kwargs: dict[str, Any]) -> Template:
         """The context and a hole for what is to be written. Where both do not fit, the hole gets as many tokens as it
@@ -223,7 +223,7 @@ class Harness(LM):
         words = self.model.tokenizer.model is not None
         given = self.model.tokenizer.encode(context.removesuffix(" ") if words else context)
         room = self.length - len(self.lead)
-        asked = int(next((kwargs[name] for name in _NAMES if kwargs.get(name) is not None), NEW))
+        asked = int(next((kwargs[name] for name in _LENGTH_NAMES if kwargs.get(name) is not None), MAX_NEW_TOKENS))
         if asked < 1:
             raise ValueError(f"a continuation has at least one token; the task asks for max_gen_toks {asked}")
         new = min(asked, max(room - len(given), room // 2, 1))
@@ -240,7 +240,7 @@ class Harness(LM):
 
     def _settings(self, kwargs: dict[str, Any]) -> Settings:
         """How a task wants it written: greedily unless it says otherwise, as in all of the harness."""
-        unknown = sorted(set(kwargs) - set(_KNOWN))
+        unknown = sorted(set(kwargs) - set(_KNOWN_SETTINGS))
         if unknown:
             self._say(f"these settings of the task are not known here, and do nothing: {', '.join(unknown)}")
         temperature = kwargs.get("temperature")
@@ -259,24 +259,24 @@ class Harness(LM):
 
 
 @torch.no_grad()
-def exact(denoiser: Denoiser, x0: Tokens, scored: Scored) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
+def exact_log_likelihood(denoiser: Denoiser, x0: Tokens, scored: Scored) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
     """log p of the scored tokens under an autoregressive model, and whether each is the likeliest."""
     hidden = denoiser.features(x0[:, :-1], torch.ones(len(x0), dtype=torch.float64))
-    return _compared(denoiser, hidden, x0[:, 1:], scored[:, 1:])
+    return _compare(denoiser, hidden, x0[:, 1:], scored[:, 1:])
 
 
 @torch.no_grad()
-def at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) -> Bool[Tensor, "b"]:
+def is_greedy_at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) -> Bool[Tensor, "b"]:
     """Whether each scored token is the likeliest where all of them are noise."""
     process = denoiser.process
     assert process is not None
     x1 = torch.where(scored.to(x0.device), process.start(x0.shape[1], rng, x0.device), x0)
     hidden = denoiser.features(x1, process.noise.alpha(torch.ones(len(x0), dtype=torch.float64)))
-    return _compared(denoiser, hidden, x0, scored)[1]
+    return _compare(denoiser, hidden, x0, scored)[1]
 
 
 @torch.no_grad()
-def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> Float[Tensor, "b"]:
+def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> Float[Tensor, "b"]:
     """One estimate for each row, whose mean over u ~ U(0, 1) and the noise is at most log p(scored | the rest)."""
     process = denoiser.process
     assert process is not None
@@ -291,7 +291,7 @@ def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> 
     end = process.noise.alpha(torch.ones_like(t))
     hidden = denoiser.features(x_t, torch.maximum(1 - t, end))  # it was trained on no more noise than that
     if masks:
-        return l / k * _compared(denoiser, hidden, x0, noised)[0]
+        return l / k * _compare(denoiser, hidden, x0, noised)[0]
     one = torch.ones_like(t)
     pair = Pair(
         x0=x0, x_s=x0, x_t=x_t, s=0 * t, t=t, alpha_s=one, alpha_t=1 - t, dalpha_t=-one, positions=scored, known=scored,
@@ -304,7 +304,7 @@ def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> 
     return -torch.where(k > 0, (l + 1) / k * t, one) * total
 
 
-def _compared(
+def _compare(
     denoiser: Denoiser, hidden: Float[Tensor, "b l d"], tokens: Tokens, where: Scored
 ) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
     """The predicted log-probabilities of tokens, added up, and whether there is none that another token exceeds."""
@@ -324,13 +324,13 @@ def _laws(
         yield index, denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
 
 
-def ended(text: str, until: str | Sequence[str]) -> str:
+def until_stop(text: str, until: str | Sequence[str]) -> str:
     """The text up to the first of these strings."""
     stops = [until] if isinstance(until, str) else until
     return text[: min((text.find(stop) for stop in stops if stop and stop in text), default=len(text))]
 
 
-def _device(name: str) -> Device:
+def _parse_device(name: str) -> Device:
     """The harness's name of a device; cuda:0 is what it says where nobody has said anything."""
     kind, _, number = ("auto" if name == "cuda:0" else name).partition(":")
     if number.strip("0"):
@@ -338,7 +338,7 @@ def _device(name: str) -> Device:
     return cast(Device, kind)
 
 
-def _row(ids: Sequence[int]) -> int:
+def _noise_row(ids: Sequence[int]) -> int:
     """A row of noise for these tokens, wherever they stand among others."""
     return int.from_bytes(hashlib.blake2b(repr(list(ids)).encode(), digest_size=7).digest(), "little")
 
@@ -351,7 +351,7 @@ def _batches(kinds: Sequence[Hashable], size: int) -> list[list[int]]:
     return [numbers[k : k + size] for numbers in alike.values() for k in range(0, len(numbers), size)]
 
 
-def _shown(batches: list[list[int]], what: str) -> Iterable[list[int]]:
+def _with_progress(batches: list[list[int]], what: str) -> Iterable[list[int]]:
     """With a bar, on a terminal."""
     console = Console(stderr=True)
     return track(batches, what, console=console, transient=True, disable=not console.is_terminal)

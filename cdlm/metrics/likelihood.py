@@ -16,7 +16,7 @@ from cdlm.objective.loss import Term, term_losses
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
-CHUNK = 4096
+CHUNK_SIZE = 4096
 """Positions whose laws over the vocabulary are there at once."""
 
 
@@ -28,11 +28,11 @@ def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int =
     found = []
     for number, x0 in batches:
         rng = seeded(seed, "nelbo", number, batch=len(x0))
-        found.append(bounds(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
+        found.append(nelbo_estimates(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
     return float(torch.cat(found).mean())
 
 
-def repeated(
+def repeated_nelbo(
     denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64, term: Term | None = None
 ) -> Float[Tensor, "b times"]:
     """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread.
@@ -45,10 +45,10 @@ def repeated(
     order = seeded(seed, "order", batch=n).uniform(times).argsort(0)
     stratum = (torch.arange(times) * n + order).flatten()  # one of the first n, one of the next n, ...
     rng = seeded(seed, "likelihood", batch=n * times)
-    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
+    return nelbo_estimates(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
 
 
-def few_step(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
+def few_step_term(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
     """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
     random, a bound of it."""
     (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
@@ -56,7 +56,7 @@ def few_step(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
 
 
 @torch.no_grad()
-def bounds(
+def nelbo_estimates(
     denoiser: Denoiser,
     x0: Tokens,
     stratum: Int[Tensor, "b"],
@@ -73,7 +73,7 @@ def bounds(
         s, t = term.times(0.0, stratum[part], rng.batch, own)
         pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
         length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
-        for index, nats in term_losses(term, pair, denoiser, None, CHUNK):
+        for index, nats in term_losses(term, pair, denoiser, None, CHUNK_SIZE):
             sums.index_add_(0, index.cpu() // length, nats.cpu().double())
         found.append(sums / length)
     return torch.cat(found)

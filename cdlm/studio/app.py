@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdlm.eval.report.rows import control, gather, name, unconditional
+from cdlm.eval.report.rows import control_label, read_sections, display_name, unconditional_rows
 from cdlm.files import VERSION
 from cdlm.methods import method_name
 from cdlm.studio.jobs import Desk, Full, Job
@@ -267,7 +267,7 @@ def card(label: str, model: Pipeline) -> ModelCard:
 
 def sections(results: Sequence[Path]) -> list[dict[str, Any]]:
     """Judged texts from nothing, sorted by judge."""
-    found, _ = gather(results)
+    found, _ = read_sections(results)
     kept = ("ppl", "entropy", "nfe", "num_samples")
     return [
         {
@@ -276,15 +276,15 @@ def sections(results: Sequence[Path]) -> list[dict[str, Any]]:
             "length": section.length,
             "rows": [
                 {
-                    "model": name(row),
+                    "model": display_name(row),
                     "steps": row["sampling"]["steps"],
-                    "control": control(row),
+                    "control": control_label(row),
                     "precision": row["sampling"]["precision"],
                     "low": row["ppl_interval"][0],
                     "high": row["ppl_interval"][1],
                     **{key: row[key] for key in kept},
                 }
-                for row in unconditional(section.rows)
+                for row in unconditional_rows(section.rows)
             ],
         }
         for section in found

@@ -32,7 +32,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
 
-from cdlm.eval.harness import Harness, at_once, bound, ended, exact
+from cdlm.eval.harness import Harness, is_greedy_at_once, log_likelihood_bound, until_stop, exact_log_likelihood
 
 CONTEXT = [2, 0]
 TEXT = "the cat sat"
@@ -100,7 +100,7 @@ def test_the_mean_of_the_estimates_is_the_bound(kind: str, told: bool) -> None:
     n = 40_000
     x, scored = rows_of(x0.expand(n, -1))
     rng = seeded(0, kind, batch=n)
-    found = bound(net, x, scored, (torch.arange(n) + rng("u").uniform(1)[:, 0]) / n, rng)
+    found = log_likelihood_bound(net, x, scored, (torch.arange(n) + rng("u").uniform(1)[:, 0]) / n, rng)
     assert float(found.mean()) == pytest.approx(truth(net, x0), abs=float(4 * found.std() / n**0.5))
 
 
@@ -120,7 +120,7 @@ def test_texts_without_noise_have_their_part(kind: str) -> None:
     net, x0, n = network(kind, told=True), torch.tensor([1, 2]), 2000
     x, scored = rows_of(x0.expand(n, -1))
     table = ((torch.arange(n).double() + 0.5) / n)[:, None].repeat(1, x.shape[1])
-    found = bound(net, x, scored, torch.full((n,), 0.1).double(), Given(0, torch.arange(n), n, table))
+    found = log_likelihood_bound(net, x, scored, torch.full((n,), 0.1).double(), Given(0, torch.arange(n), n, table))
     place = int(x0 @ torch.tensor([VOCAB, 1]))
     part = sum(float(w * (1 - t) ** 2 * rates(net, x0, t)[1][place]) for t, w in gauss())
     assert float(found.mean()) / 3 == pytest.approx(-part, rel=1e-3)
@@ -134,7 +134,7 @@ def test_under_masking_the_estimates_of_all_orders_add_up_to_the_mean_over_order
     x, scored = rows_of(x0.expand(len(orders) * l, -1))
     table = torch.cat([torch.rand(len(x), len(CONTEXT)).double(), (orders.repeat_interleave(l, 0) + 1.0) / (l + 1)], 1)
     u = (torch.arange(l).repeat(len(orders)) + 0.5) / l
-    found = bound(net, x, scored, u.double(), Given(0, torch.arange(len(x)), len(x), table)).mean()
+    found = log_likelihood_bound(net, x, scored, u.double(), Given(0, torch.arange(len(x)), len(x), table)).mean()
 
     total = 0.0
     for order in orders.tolist():
@@ -166,7 +166,7 @@ def test_the_bound_lies_below_the_law_of_the_sampler(kind: str) -> None:
 def test_a_likely_text_is_one_that_a_single_evaluation_names() -> None:
     net = network("masked", told=False)
     x, scored = rows_of(listed(VOCAB, 2))
-    found = at_once(net, x, scored, seeded(0, batch=len(x)))
+    found = is_greedy_at_once(net, x, scored, seeded(0, batch=len(x)))
     with torch.no_grad():
         likeliest = net(rows_of(torch.full((1, 2), VOCAB))[0], 1.0)[0, len(CONTEXT) :].argmax(-1)
     assert found.tolist() == (listed(VOCAB, 2) == likeliest).all(-1).tolist()
@@ -184,7 +184,7 @@ def test_an_autoregressive_model_is_scored_exactly() -> None:
     for _ in range(3):
         likeliest.append(int(model.denoiser(torch.tensor([likeliest]))[0, -1].argmax()))
     texts = torch.tensor([likeliest, [*likeliest[:-1], (likeliest[-1] + 1) % 257]])
-    assert exact(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [True, False]
+    assert exact_log_likelihood(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [True, False]
 
 
 def test_the_levels_of_a_request_are_stratified() -> None:
@@ -288,9 +288,9 @@ def test_texts_end_where_the_task_says(kind: Kind) -> None:
 
 
 def test_the_first_of_several_strings_ends_a_text() -> None:
-    assert ended("one. two\nthree", ["\n", "."]) == "one"
-    assert ended("one", ["", "x"]) == "one"
-    assert ended("", ["x"]) == ""
+    assert until_stop("one. two\nthree", ["\n", "."]) == "one"
+    assert until_stop("one", ["", "x"]) == "one"
+    assert until_stop("", ["x"]) == ""
 
 
 def test_settings_that_do_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,7 @@ def test_it_opens_as_a_judge(made: list[bytes]) -> None:
     """With the start that the package says, whatever the tokenizer does by itself."""
     judge = open_judge("fake", "cpu")
     assert (judge.kind, judge.label, judge.start) == ("package", "fake", (0,))
-    assert judge.read(["a"])[0].tokens == 1  # after the start, the first token has a context
+    assert judge.score(["a"])[0].num_tokens == 1  # after the start, the first token has a context
 
 
 def test_a_flipped_byte_is_refused(made: list[bytes], tmp_path: Path) -> None:
