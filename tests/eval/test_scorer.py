@@ -81,9 +81,9 @@ def test_surprise_is_transformers_own_loss(folder: Path, protocol: Protocol) -> 
 def test_batches_do_not_change_the_numbers(folder: Path, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
     judge, texts = open_judge(str(folder), "cpu"), [text for text in TEXTS if text]
     together = judge.score(texts, protocol, features=True)
-    monkeypatch.setattr(code, "PARTIAL", 1)  # one text at a time
+    monkeypatch.setattr(code, "LOGITS_BYTES", 1)  # one text at a time
     told: list[int] = []
-    alone = judge.score(texts, protocol, features=True, show=told.append)
+    alone = judge.score(texts, protocol, features=True, on_progress=told.append)
     assert sum(told) == len(texts)
     for one, other in zip(together, alone, strict=True):
         same_numbers(one, other)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.eval.cells import Cell
+from cdlm.eval.cells import EvalCell
 from cdlm.eval.config import EvalConfig
-from cdlm.eval.datasets import Set
-from cdlm.eval.measure import likelihood
+from cdlm.eval.datasets import Dataset
+from cdlm.eval.measure import likelihood_samples, measure_likelihood
 from cdlm.metrics.likelihood import nelbo_estimates, repeated_nelbo
 from cdlm.model.architecture import SIZES
 from cdlm.model.denoiser import Denoiser
@@ -198,30 +198,36 @@ def test_an_autoregressive_model_is_exact_with_one_column() -> None:
     assert torch.equal(found, repeated_nelbo(net, x0, times=2, seed=9))
 
 
-def cell(tmp_path: Path, kind: Kind) -> tuple[Cell, EvalConfig]:
+def cell(tmp_path: Path, kind: Kind) -> tuple[EvalCell, EvalConfig]:
     """Lines of plain ASCII, each a document: a letter is a token, and so is every end."""
     (tmp_path / "lines.txt").write_text("the cat sat\na dog ran far\n" * 60)
-    config = EvalConfig(("m",), tasks=("likelihood",), texts=(f"lines={tmp_path / 'lines.txt'}",), num=8, times=4)
-    return Cell("m", small(kind), "likelihood", None, Set(*config.named_texts()[0])), config
+    config = EvalConfig(
+        models=("m",),
+        tasks=("likelihood",),
+        texts=(f"lines={tmp_path / 'lines.txt'}",),
+        num_samples=8,
+        likelihood_samples=4,
+    )
+    return EvalCell("m", small(kind), "likelihood", None, Dataset(*config.named_texts()[0])), config
 
 
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
 def test_the_row_of_a_set(kind: Kind, tmp_path: Path) -> None:
     one, config = cell(tmp_path, kind)
-    row = likelihood(one, config)
-    blocks = Set("lines", tmp_path / "lines.txt").blocks(BYTES, 32, False, 8)
+    row = measure_likelihood(one, config)
+    blocks = Dataset("lines", tmp_path / "lines.txt").blocks(BYTES, 32, False, 8)
     found = repeated_nelbo(one.model.denoiser, blocks, 4)
     assert row["nelbo"] == pytest.approx(float(found.mean()))
     assert row["nelbo_ppl"] == pytest.approx(math.exp(row["nelbo"]))
     assert row["nelbo_interval"][0] < row["nelbo"] < row["nelbo_interval"][1]
     assert row["nelbo_std_over_texts"] == pytest.approx(float(found.mean(-1).std()))
-    assert (row["exact"], row["times"]) == (kind == "causal", 1 if kind == "causal" else 4)
+    assert (row["exact"], likelihood_samples(one, config)) == (kind == "causal", 1 if kind == "causal" else 4)
     assert (row["nelbo_std_over_times"] is None) == (kind == "causal")
 
 
 def test_bits_per_character_are_of_the_text_alone(tmp_path: Path) -> None:
     """One ASCII letter is one token: the characters of a block are its tokens but for the ends."""
     one, config = cell(tmp_path, "masked")
-    row, blocks = likelihood(one, config), Set("lines", tmp_path / "lines.txt").blocks(BYTES, 32, False, 8)
+    row, blocks = measure_likelihood(one, config), Dataset("lines", tmp_path / "lines.txt").blocks(BYTES, 32, False, 8)
     letters = int((blocks != BYTES.eos).sum())
     assert row["bits_per_character"] == pytest.approx(row["nelbo"] * blocks.numel() / letters / math.log(2))

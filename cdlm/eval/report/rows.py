@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cdlm.eval.config import ROBUST
+from cdlm.eval.config import ROBUST_SAMPLES
 from cdlm.eval.results import ResultRow, read_rows
 from cdlm.methods import METHODS, SEARCH, split_method
 from cdlm.sample.settings import DEFAULTS, SPECS, Settings, implied_sampler
@@ -40,7 +40,7 @@ class Section:
         """What is behind the numbers of these rows."""
         counts = sorted({row["num_samples"] for row in rows})
         texts = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        few = "" if counts[0] >= ROBUST else ", which are few"
+        few = "" if counts[0] >= ROBUST_SAMPLES else ", which are few"
         return f"{texts} texts of {self.length} tokens a cell{few}, judged by {self.judge}."
 
 

@@ -53,7 +53,7 @@ def test_one_run_is_no_sample() -> None:
 
 
 def test_another_sampler_is_another_method() -> None:
-    tails = [{**one, "sampling": {**one["sampling"], "tail": "argmax"}} for one in runs("MDLM", 200, 0.1)]
+    tails = [{**one, "sampling": {**one["sampling"], "final_step": "argmax"}} for one in runs("MDLM", 200, 0.1)]
     found = compare_seeds(frontier_points(section(*runs("MDLM", 400, 0.1), *tails)), "MDLM")
     assert [(r.name, len(r.ppls), round(r.ppl)) for r in found] == [("MDLM", 3, 400), ("MDLM (greedy)", 3, 200)]
 
@@ -75,11 +75,11 @@ def test_pictures_and_tables_when_every_run_has_a_seed(tmp_path: Path) -> None:
 
 
 def test_the_paper_is_quoted_once_for_all_runs() -> None:
-    sheet = unconditional_tables(section(*runs("MDLM", 400, 0.1)), TableStyle(None, compare=True))[0]
-    assert [line.name for line in sheet.lines] == ["MDLM", "paper", "MDLM, seed 1", "MDLM, seed 2"]
+    table = unconditional_tables(section(*runs("MDLM", 400, 0.1)), TableStyle(None, compare=True))[0]
+    assert [line.name for line in table.lines] == ["MDLM", "paper", "MDLM, seed 1", "MDLM, seed 2"]
 
 
 def test_the_paper_is_quoted_beneath_its_own_models_alone() -> None:
     rows = [row(f"A {k}", 8, method=method) for k, method in enumerate(("mcdlm:kappa=0", "mcdlm", "mcdlm:lam=0"))]
-    sheet = unconditional_tables(section(*rows), TableStyle(None, compare=True))[0]
-    assert [line.name for line in sheet.lines] == ["A 0", "A 1", "paper", "A 2"]
+    table = unconditional_tables(section(*rows), TableStyle(None, compare=True))[0]
+    assert [line.name for line in table.lines] == ["A 0", "A 1", "paper", "A 2"]
