@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from cdlm.eval.report.frontier import Point, Span, matched, points, spans
-from cdlm.eval.report.rows import Section, control, gather, name, plain, unconditional
+from cdlm.eval.report.frontier import Point, FrontierRatio, match_entropies, frontier_points, compare_frontiers
+from cdlm.eval.report.rows import Section, control_label, read_sections, display_name, uncontrolled, unconditional_rows
 from cdlm.eval.results import Row, read_samples
 from cdlm.metrics.gen_ppl import Interval
 from cdlm.sample.settings import Sampling
@@ -128,7 +128,7 @@ BEST = {8: STRONG, 32: GUIDED}
 
 @cache
 def rows_of(study: str) -> tuple[list[Section], list[Row]]:
-    return gather(sorted((RESULTS / study).iterdir()))
+    return read_sections(sorted((RESULTS / study).iterdir()))
 
 
 @cache
@@ -146,28 +146,28 @@ def bounds(study: str) -> dict[str, str]:
 @cache
 def curve(judge: str, label: str) -> tuple[Row, ...]:
     """The cells of a model and its sampler."""
-    return tuple(row for row in unconditional(sections()[judge].rows) if name(row) == label)
+    return tuple(row for row in unconditional_rows(sections()[judge].rows) if display_name(row) == label)
 
 
 @cache
-def ratio(judge: str, steps: int, label: str, baseline: str, axis: str = "entropy") -> Span | None:
+def ratio(judge: str, steps: int, label: str, baseline: str, axis: str = "entropy") -> FrontierRatio | None:
     """Frontier against frontier over the entropies, or the shares of distinct pairs, that both reach."""
     rows = alike(curve(judge, label), curve(judge, baseline))
-    found = points(dataclasses.replace(sections()[judge], rows=rows))
+    found = frontier_points(dataclasses.replace(sections()[judge], rows=rows))
     if axis != "entropy":
         found = [_at(point, row[axis]) for point, row in zip(found, rows, strict=True)]
-    return next((span for span in spans(found, baseline) if span.steps == steps), None)
+    return next((span for span in compare_frontiers(found, baseline) if span.steps == steps), None)
 
 
 def alike(own: Sequence[Row], base: Sequence[Row]) -> list[Row]:
     """Of each control the values that both have, if those say enough: a line through more cells lies lower."""
     rows = []
     for kind in ("T", "top-p"):
-        mine, theirs = ({control(row) for row in side if control(row).startswith(kind)} for side in (own, base))
+        mine, theirs = ({control_label(row) for row in side if control_label(row).startswith(kind)} for side in (own, base))
         shared = mine & theirs
         kept = shared if len(shared) > 1 or shared == mine else mine | theirs
-        rows += [row for row in (*own, *base) if control(row) in kept]
-    return [row for row in (*own, *base) if control(row) == "plain"] + rows
+        rows += [row for row in (*own, *base) if control_label(row) in kept]
+    return [row for row in (*own, *base) if control_label(row) == "plain"] + rows
 
 
 def _at(point: Point, value: float) -> Point:
@@ -181,12 +181,12 @@ def called(model: str, sampler: str) -> str:
 def bare(judge: str, label: str, steps: int) -> str:
     """Perplexity (entropy, distinct-2) without temperature or top-p."""
     for row in curve(judge, label):
-        if row["sampling"]["steps"] == steps and control(row) == "plain":
+        if row["sampling"]["steps"] == steps and control_label(row) == "plain":
             return f"{row['ppl']:.0f} ({row['entropy']:.2f}, {row['distinct_2']:.2f})"
     return ""
 
 
-def said(span: Span | None, interval: bool = True) -> str:
+def said(span: FrontierRatio | None, interval: bool = True) -> str:
     if span is None:
         return ""
     return spoken(span.ratio) if interval else f"{span.ratio.value:.2f}"
@@ -275,9 +275,9 @@ def questions() -> str:
     """The paper's open questions: the bound, and each model without control beside MDLM at some temperature."""
     (section,), _ = rows_of("ablations")
     bound = bounds("ablations")
-    bare_rows = plain(unconditional(section.rows))
-    cells = [point for point in points(section) if "top-p" not in point.control]
-    beside = {(match.steps, match.name): match.ratio for match in matched(cells, "MDLM")}
+    bare_rows = uncontrolled(unconditional_rows(section.rows))
+    cells = [point for point in frontier_points(section) if "top-p" not in point.control]
+    beside = {(match.steps, match.name): match.ratio for match in match_entropies(cells, "MDLM")}
     rows = []
     for model, what in QUESTIONS.items():
         line = [what, bound[model]]
