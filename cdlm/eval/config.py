@@ -106,7 +106,7 @@ class EvalConfig(_Axes):
 
     def _check_axes(self) -> None:
         for name in SPECS:
-            if not self.axis(name) and _Axes.__dataclass_fields__[name].default:
+            if not self.axis(name) and getattr(_Axes, name):
                 raise ValueError(f"{flag(name)} needs at least one value.")
             for value in self.axis(name):
                 check_value(name, value)
