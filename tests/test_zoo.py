@@ -1,7 +1,6 @@
 """The models that come with the package: what they promise in size, and that they write English as they are."""
 
 import dataclasses
-import html
 import json
 import re
 from pathlib import Path
@@ -11,8 +10,6 @@ import torch
 
 import cdlm
 from cdlm import zoo
-from cdlm.cli import demo
-from cdlm.cli.demo import DemoConfig, run_demo
 from cdlm.data import END
 from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
@@ -173,41 +170,6 @@ def test_the_list_names_them_all() -> None:
     for part in ("17.8M", "36 MB", "1.34B", "--order dilated", str(zoo.HERE)):
         assert part in " ".join(text.split())
     assert command("zoo", "--sise").returncode != 0
-
-
-def test_the_demo_shows_both_models_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "demo"
-    monkeypatch.setattr(demo, "LADDER", (2, 3))
-    monkeypatch.setattr(demo, "PLAIN", (2, 5))
-    takes = run_demo(DemoConfig(steps=4, moons=False, device="cpu", out=out))
-    assert [take.model.name for take in takes[:2]] == list(reversed(zoo.names()))
-    assert [take.how.steps for take in takes] == [4, 4, 2, 2, 3, 3, 2, 5]
-    assert [take.how.order for take in takes[-2:]] == ["random"] * 2
-    page = (out / "index.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 2
-    for take in takes:
-        assert re.fullmatch(r"\d+ evaluations, \d+\.\d s, entropy \d\.\d\d nats", take.cost)
-        assert html.escape(take.text) in page
-        how = {"order": take.how.order, "steps": take.how.steps}
-        assert take.text == take.model.sample(seed=0, **how)[0].text.strip()
-    assert "<code>cdlm sample</code>" in page
-    outside = re.sub(r"base64,[^\"]+", "", page)
-    assert "http" not in outside
-    assert "<script" not in outside
-    with pytest.raises(ValueError, match="is a file; give a folder"):
-        DemoConfig(out=out / "index.html")
-
-
-def test_a_demo_of_more_steps_than_tokens_shows_finished_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"length": 8, "framed": True, "padded": True}
-    for name in NAMES:
-        write_model(tmp_path / name, "masked", BPE, own=[{"steps": 4, "order": "dilated", "temperature": 0.5}], **small)
-    monkeypatch.setattr(zoo, "HERE", tmp_path)
-    takes = run_demo(DemoConfig(steps=40, moons=False, device="cpu", out=tmp_path / "demo"))
-    assert len(takes[0].frames) <= 9
-    assert all(max(take.frames[-1].tokens[0]) < take.model.denoiser.vocab for take in takes)
-    assert takes[-1].settings == "--steps 64 --order random --temperature 1"
-    assert "moons" not in (tmp_path / "demo" / "index.html").read_text()
 
 
 def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Model]) -> None:
