@@ -233,11 +233,14 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapp
         ]
         for row in judged:
             steps = row["sampling"]["steps"] or ""
-            lines.append(f"| {row['num_samples']} | {steps} | {row['judge']} | {row['ppl']:.1f} | {row['entropy']:.2f} |")
+            lines.append(
+                f"| {row['num_samples']} | {steps} | {row['judge']} | {row['ppl']:.1f} | {row['entropy']:.2f} |"
+            )
         lines.append("")
     bounds = [row for row in rows if "nelbo" in row]
     lines += [
-        f"NELBO on {row['dataset']}: {row['nelbo']:.3f} nats per token ({math.exp(row['nelbo']):.1f})." for row in bounds
+        f"NELBO on {row['dataset']}: {row['nelbo']:.3f} nats per token ({math.exp(row['nelbo']):.1f})."
+        for row in bounds
     ]
     lines += [""] * bool(bounds)
     lines += ["## Limits", ""]

@@ -35,7 +35,7 @@ def test_a_saved_model_writes_the_same_texts(model: Path, tmp_path: Path, part: 
     folder = one.save_pretrained(tmp_path / "copy", max_shard_size=part)
     assert (len(list(folder.glob("model*.safetensors"))) > 1) == (part is not None)
     other = cdlm.load(folder, "cpu")
-    assert (other.length, other.framed, other.trained) == (16, True, one.trained)
+    assert (other.max_length, other.bos_framed, other.training) == (16, True, one.training)
     assert [text.text for text in other.sample(3, steps=4)] == [text.text for text in one.sample(3, steps=4)]
     with pytest.raises(ValueError, match="holds a model already"):
         one.save_pretrained(folder)

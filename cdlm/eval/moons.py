@@ -20,7 +20,7 @@ from cdlm.devices import pick_device, weight_dtype
 from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
 from cdlm.methods import needs_trained_model, parse_method
-from cdlm.metrics.consistency import full_posterior, exact_gaps
+from cdlm.metrics.consistency import exact_gaps, full_posterior
 from cdlm.model.architecture import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import save
@@ -243,7 +243,9 @@ def plot_consistency(gaps: dict[str, list[list[float | None]]], path: Path) -> N
         axis.set_xticks(range(0, len(TIMES), 2), [f"{s:g}" for s in TIMES[::2]], fontsize=7)
         axis.set_yticks(range(0, len(TIMES), 2), [f"{t:g}" for t in TIMES[::2]], fontsize=7)
         seen = [x for row in grid for x in row if not math.isnan(x)]
-        axis.set_title(f"{_title(spec) if spec != EXACT_PREDICTOR else 'exact f*'}\nmean {sum(seen) / len(seen):.3f}", fontsize=8)
+        axis.set_title(
+            f"{_title(spec) if spec != EXACT_PREDICTOR else 'exact f*'}\nmean {sum(seen) / len(seen):.3f}", fontsize=8
+        )
         axis.set_xlabel("s", fontsize=8)
     axes[0][0].set_ylabel("t", fontsize=8)
     figure.colorbar(axes[0][0].images[0], ax=list(axes[0]), label="total variation", shrink=0.8)

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from cdlm.eval.report.frontier import Point
-from cdlm.eval.report.rows import Section, paper_name, is_distilled, display_name, uncontrolled, without_seed, num_steps, unconditional_rows
+from cdlm.eval.report.rows import (
+    Section,
+    display_name,
+    is_distilled,
+    num_steps,
+    paper_name,
+    unconditional_rows,
+    uncontrolled,
+    without_seed,
+)
 from cdlm.eval.results import ResultRow
 from cdlm.train.plot import canvas
 
@@ -42,7 +51,10 @@ def plot_bars(section: Section, path: Path) -> Path | None:
     colours = family_colors(plotted_rows(section))
     figure, axes = canvas(min(13.0, max(5.0, 0.34 * widest + 1.5)), 3.8 * len(panels), len(panels))
     for axis, (title, rows) in zip(np.atleast_1d(axes).ravel(), panels, strict=True):
-        counts, names = sorted({num_steps(row) or 0 for row in rows}), list(dict.fromkeys(display_name(row) for row in rows))
+        counts, names = (
+            sorted({num_steps(row) or 0 for row in rows}),
+            list(dict.fromkeys(display_name(row) for row in rows)),
+        )
         wide = 0.86 / len(names)
         for k, one in enumerate(names):
             own = {num_steps(row) or 0: row for row in rows if display_name(row) == one}

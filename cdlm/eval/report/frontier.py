@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cdlm.eval.report.rows import Section, control_label, display_name, uncontrolled, num_steps, unconditional_rows
+from cdlm.eval.report.rows import Section, control_label, display_name, num_steps, unconditional_rows, uncontrolled
 from cdlm.eval.results import ResultRow
-from cdlm.metrics.gen_ppl import Interval, percentile_interval, bootstrap_indices
+from cdlm.metrics.gen_ppl import Interval, bootstrap_indices, percentile_interval
 
 Vector = NDArray[np.float64]
 NUM_ENTROPIES = 9
@@ -150,7 +150,9 @@ def _gap(own: Sequence[Point], base: Sequence[Point]) -> tuple[Vector, float, fl
     low, high = np.maximum(*(h.min(0) for h in ends)), np.minimum(*(h.max(0) for h in ends))
     if low[0] >= high[0]:
         return None
-    places = [np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, NUM_ENTROPIES)]  # not an ulp beyond
+    places = [
+        np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, NUM_ENTROPIES)
+    ]  # not an ulp beyond
     gap = np.mean([_interpolate(own, h) - _interpolate(base, h) for h in places], 0)
     return gap, float(low[0]), float(high[0])
 

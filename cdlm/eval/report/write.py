@@ -10,7 +10,17 @@ from rich.console import Console
 
 from cdlm.eval.config import ReportConfig
 from cdlm.eval.report import figures
-from cdlm.eval.report.frontier import Match, Point, FrontierRatio, StepsToMatch, choose_baseline, match_entropies, frontier_points, compare_frontiers, steps_to_match
+from cdlm.eval.report.frontier import (
+    FrontierRatio,
+    Match,
+    Point,
+    StepsToMatch,
+    choose_baseline,
+    compare_frontiers,
+    frontier_points,
+    match_entropies,
+    steps_to_match,
+)
 from cdlm.eval.report.layouts import (
     TableStyle,
     ablation_tables,
@@ -20,9 +30,9 @@ from cdlm.eval.report.layouts import (
     likelihood_table,
     unconditional_tables,
 )
-from cdlm.eval.report.rows import Section, read_sections, display_name, uncontrolled, unconditional_rows
+from cdlm.eval.report.rows import Section, display_name, read_sections, unconditional_rows, uncontrolled
 from cdlm.eval.report.seeds import SeedRuns, compare_seeds
-from cdlm.eval.report.tables import TableCell, TableRow, ReportTable
+from cdlm.eval.report.tables import ReportTable, TableCell, TableRow
 from cdlm.eval.results import ResultRow
 from cdlm.metrics.gen_ppl import Interval
 
@@ -64,15 +74,21 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         ]:
             page += _write_table(table, config.out)
         found = frontier_points(section)
-        page += _figure_lines(figures.plot_bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps")
-        page += _figure_lines(figures.plot_curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy")
+        page += _figure_lines(
+            figures.plot_bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps"
+        )
+        page += _figure_lines(
+            figures.plot_curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy"
+        )
         baseline = choose_baseline(section, config.baseline)
         if baseline is not None:
             page += _frontier_page(section, found, baseline, config, data)
     page += ["## Without a judge", ""] if rest else []
     for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
         page += _write_table(other, config.out) if other else []
-    page += _figure_lines(figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
+    page += _figure_lines(
+        figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge"
+    )
     config.out.mkdir(parents=True, exist_ok=True)
     (config.out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
     path = config.out / "report.md"
@@ -147,7 +163,10 @@ def _matched_table(rows: list[Match], section: Section) -> ReportTable:
 def _frontier_table(rows: list[FrontierRatio], section: Section) -> ReportTable:
     heads = ("Steps", "Model", "Entropies", f"Ratio to {rows[0].baseline} [95 %]")
     lines = [
-        TableRow(str(r.steps), (TableCell(r.name), TableCell(f"{r.low:.2f} to {r.high:.2f}"), TableCell(_interval_text(r.ratio))))
+        TableRow(
+            str(r.steps),
+            (TableCell(r.name), TableCell(f"{r.low:.2f} to {r.high:.2f}"), TableCell(_interval_text(r.ratio))),
+        )
         for r in rows
     ]
     caption = (
