@@ -102,7 +102,9 @@ def _compare_with_references(
         ).value,
         "reference_entropy": float(np.mean([float(entropy(torch.tensor([ids]))) for ids in reference_ids])),
         "mauve": mauve(stack_features(scores), stack_features(reference_scores)),
-        "mauve_warning": f"{len(lines)} texts; below {MIN_UNBIASED} it is biased upwards" if len(lines) < MIN_UNBIASED else None,
+        "mauve_warning": f"{len(lines)} texts; below {MIN_UNBIASED} it is biased upwards"
+        if len(lines) < MIN_UNBIASED
+        else None,
     }
     if header["task"] == "conditional":
         row["bleu2"] = bleu2([line["text"] for line in lines], [line["reference"] for line in lines])
