@@ -1,4 +1,4 @@
-"""A text as a picture that moves: at every step it shows what the sampler had then, and a browser agrees."""
+"""A sample as an animated picture: at every step it shows the state of the sampler, and a browser agrees."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cdlm.cli.sample import SampleConfig, generate_samples
-from cdlm.text.animation import COLUMNS, animation, laid_out
+from cdlm.text.animation import COLUMNS, animation, layout
 from cdlm.text.pipeline import Pipeline
 from cdlm.text.template import Template
 
@@ -23,8 +23,8 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 def drawn(model: Pipeline, template: Template) -> tuple[str, list[list[int]]]:
-    how = model.resolve({} if model.denoiser.process is None else {"steps": 5})
-    states = [frame.token_ids[0] for frame in model.frames([template], how, seed=3)]
+    settings = model.resolve({} if model.denoiser.process is None else {"steps": 5})
+    states = [frame.token_ids[0] for frame in model.frames([template], settings, seed=3)]
     return animation(model, template, states, "a <caption>"), states
 
 
@@ -46,7 +46,7 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def test_a_masked_text_shows_at_every_step_what_was_written_by_then() -> None:
+def test_a_masked_sample_shows_at_every_step_what_was_drawn_by_then() -> None:
     model = small("masked", "bpe")
     template = model.continuations(["the cat"], max_length=24)[0]
     picture, states = drawn(model, template)
@@ -86,7 +86,7 @@ def test_given_words_are_not_coloured_and_hidden_ones_have_boxes() -> None:
 
 @given(st.lists(st.text("ab \n", max_size=6), max_size=40), st.integers(3, 12))
 def test_lines_hold_all_letters_in_order_within_their_columns(pieces: list[str], columns: int) -> None:
-    segments = laid_out(pieces, columns)
+    segments = layout(pieces, columns)
     assert squeezed("".join(one.text for one in segments)) == squeezed("".join(pieces))
     assert [(one.row, one.column) for one in segments] == sorted((one.row, one.column) for one in segments)
     assert all(one.column + len(one.text) <= columns for one in segments)
@@ -97,7 +97,7 @@ def test_lines_hold_all_letters_in_order_within_their_columns(pieces: list[str],
         assert [word for line in lines for word in line.split()] == words
 
 
-def test_signs_that_no_xml_may_hold_are_replaced() -> None:
+def test_characters_that_xml_does_not_allow_are_replaced() -> None:
     model = small("masked")
     template = model.continuations(["a"], max_length=8)[0]
     picture = animation(model, template, [[97, 0, 60, 38, 10, 9, 127, 256]], "")
