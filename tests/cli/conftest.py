@@ -1,4 +1,4 @@
-"""Models that `cdlm sample` writes with, and its standard input."""
+"""Models that `cdlm sample` samples from, and its standard input."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cdlm.cli.sample import SampleConfig, generate_samples
-from cdlm.text.pipeline import Text
+from cdlm.text.pipeline import Sample
 
 from ..writers import write_model
 

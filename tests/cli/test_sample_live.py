@@ -25,17 +25,17 @@ from .test_sample import lines
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the second batch is being written."""
-    states, calls = Model.states, []
+    states, calls = Pipeline.states, []
 
-    def once(self: Pipeline, *arguments: Any) -> Iterator[State]:
+    def once(self: Pipeline, *arguments: Any, **more: Any) -> Iterator[State]:
         calls.append(arguments)
         if len(calls) == 1:
-            yield from states(self, *arguments)
+            yield from states(self, *arguments, **more)
         else:
-            yield next(iter(states(self, *arguments)))
+            yield next(iter(states(self, *arguments, **more)))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Model, "states", once)
+    monkeypatch.setattr(Pipeline, "states", once)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -49,7 +49,7 @@ def test_ctrl_c_keeps_what_is_finished(
     kept = lines((tmp_path / "texts.jsonl").read_text())
     assert [record["index"] for record in kept] == [0, 1]
     out, err = capsys.readouterr()
-    assert "interrupted; 2 of 6 texts are written and kept in" in err
+    assert "interrupted; 2 of 6 samples are finished and kept in" in err
     assert "texts.jsonl" in err.replace("\n", "")
     if as_json:
         assert lines(out) == kept
@@ -58,13 +58,13 @@ def test_ctrl_c_keeps_what_is_finished(
 
 
 def test_a_text_is_on_the_disk_before_the_next_batch(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states, kept, out = Model.states, [], tmp_path / "texts.jsonl"
+    states, kept, out = Pipeline.states, [], tmp_path / "texts.jsonl"
 
-    def count(self: Pipeline, *arguments: Any) -> Iterator[State]:
+    def count(self: Pipeline, *arguments: Any, **more: Any) -> Iterator[State]:
         kept.append(len(lines(out.read_text())) if out.exists() else 0)
-        return states(self, *arguments)
+        return states(self, *arguments, **more)
 
-    monkeypatch.setattr(Model, "states", count)
+    monkeypatch.setattr(Pipeline, "states", count)
     write(num_samples=5, batch_size=2, out=out)
     assert kept == [0, 2, 4]
 
@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_process_of_its_own(folder: str, tmp_path: Path) -> None:
     assert "Traceback" not in err
     kept = lines(out.read_text())
     assert [record["index"] for record in kept] == list(range(len(kept)))
-    found = re.search(r"interrupted; (\d+) of 100000 texts are written", err)
+    found = re.search(r"interrupted; (\d+) of 100000 samples are finished", err)
     assert found is not None, err
     assert int(found[1]) - len(kept) in (0, 1)  # the signal may come between counting a text and keeping it
 
@@ -112,14 +112,16 @@ def test_watching_shows_every_step(write, capsys: pytest.CaptureFixture[str]) ->
     frames = out.split("text 0, step ")
     assert frames[1].count(f"abc{MASK * 13}") == 2
     assert MASK not in frames[-1]
-    assert "writer: 2 texts, 4 evaluations a text" in frames[-1]
+    assert "writer: 2 samples, NFE 4, " in frames[-1]
     assert texts == sorted(write(num_samples=2, prompt="abc", steps=4), key=lambda text: text.index)
 
 
 def test_watching_on_a_terminal_leaves_the_texts(folder: str) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, span_length=100)
-    texts = generate_samples(SampleConfig(model=folder, infill="abc___def", num_samples=1, watch=True, steps=2), console)
+    console = Console(file=screen, force_terminal=True, width=100)
+    texts = generate_samples(
+        SampleConfig(model=folder, infill="abc___def", num_samples=1, watch=True, steps=2), console
+    )
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert f"abc{MASK * 4}def" in shown
     assert texts[0].text.startswith("abc")
@@ -128,7 +130,9 @@ def test_watching_on_a_terminal_leaves_the_texts(folder: str) -> None:
 
 def test_watched_texts_are_kept(write, tmp_path: Path) -> None:
     texts = write(num_samples=2, watch=True, out=tmp_path / "texts.jsonl")
-    assert [record["tokens"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [t.token_ids for t in texts]
+    assert [record["token_ids"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [
+        t.token_ids for t in texts
+    ]
 
 
 def test_watched_texts_are_trimmed(write, ending: str) -> None:
