@@ -115,7 +115,7 @@ def main() -> None:
             command("prepare text.txt --seq-length 32 --out data")()
             quick = "--steps 1 --batch-size 8 --seq-length 32 --device cpu"
             quick += " --valid-samples 0 --valid-every 0 --valid-batches 1"
-            step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="take_step")
+            step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="train_step")
             sampled = traced(command("sample --steps 8 --order dilated --guidance 1 --num-samples 1 --device cpu"))
         finally:
             sys.stdout.flush()

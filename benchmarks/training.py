@@ -30,7 +30,7 @@ from cdlm.objective.target import Network
 from cdlm.rng import Rng, seeded
 from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
-from cdlm.train.step import Learner, learner, take_step
+from cdlm.train.step import Learner, make_learner, train_step
 from cdlm.types import Tokens
 
 HEADLINE = "mcdlm"
@@ -158,7 +158,7 @@ def method_rows(name: str, chosen: argparse.Namespace, rate: float | None) -> li
 def training(state: Learner, data: Tokens, several: int) -> Callable[[int], None]:
     def steps(k: int) -> None:
         for number in range(several):
-            take_step(state, lambda _, rows: data[rows], k * several + number)
+            train_step(state, lambda _, rows: data[rows], k * several + number)
 
     return steps
 
@@ -185,7 +185,7 @@ def build(name: str, column: str, batch: int, chosen: argparse.Namespace) -> Lea
     objective = method(process, 1000)
     if column != "ours":
         objective = Plain(objective.terms, objective.total, objective.reference)
-    state = learner(config, denoiser, objective, World())
+    state = make_learner(config, denoiser, objective, World())
     for parameter in denoiser.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     return state

@@ -91,7 +91,7 @@ class DemoSample:
 
     @property
     def flags(self) -> str:
-        return flags(explicit(self.settings, self.model.generation_config))
+        return flags(explicit(self.settings, self.model.generation_config, self.model.posterior))
 
     @property
     def cost(self) -> str:

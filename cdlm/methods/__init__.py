@@ -182,8 +182,8 @@ def few_step(
 ) -> Objective:
     """The likelihood of a sampler itself: of `steps` hops (or of any number up to `most`) along a reveal order.
 
-    A hop draws the tokens that it reveals, each from its own law given x_t, so minus their log-probabilities, summed
-    over the hops, are minus the log-likelihood of the text. In the limit of many steps it is MDLM.
+    A hop draws the tokens that it reveals, each from its own distribution given x_t, so minus their log-probabilities,
+    summed over the hops, are minus the log-likelihood of the text. In the limit of many steps it is MDLM.
     """
     if steps < 1 or (most and most < steps):
         raise ValueError(f"a sampler has at least one step, and `most` is not below `steps`; got {steps} and {most}")

@@ -59,10 +59,10 @@ class Ordered:
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
         level = self.order(torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
-        most = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
+        largest = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
 
         def noised(time: Time) -> Tokens:
-            share = (1 - self.process.noise.alpha(time)) / most
+            share = (1 - self.process.noise.alpha(time)) / largest
             return torch.where(level < share.to(level)[:, None], self.process.vocab, x0)
 
         return pair_of(self.process, x0, noised(s), noised(t), s, t)
@@ -154,9 +154,9 @@ class TeacherForced:
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         following, everywhere = x0[:, 1:], torch.ones_like(x0[:, 1:], dtype=torch.bool)
-        one = torch.ones_like(t)
+        ones = torch.ones_like(t)
         return Pair(
-            x0=following, x_s=following, x_t=following, s=s, t=t, alpha_s=one, alpha_t=one, dalpha_t=-one,
+            x0=following, x_s=following, x_t=following, s=s, t=t, alpha_s=ones, alpha_t=ones, dalpha_t=-ones,
             positions=everywhere, known=everywhere, input=x0[:, :-1],
         )  # fmt: skip
 
@@ -169,7 +169,8 @@ def pair_of(
 ) -> Pair:
     """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""
     noise = gaussian or process.noise
-    alpha_s, later = noise.alpha(s), _noisy(process, x_s)
+    alpha_s = noise.alpha(s)
+    noisy = _noisy(process, x_s)
     return Pair(
         x0=x0,
         x_s=x_s,
@@ -180,7 +181,7 @@ def pair_of(
         alpha_t=noise.alpha(t),
         dalpha_t=noise.derivative(t),
         positions=_noisy(process, x_t),
-        known=~later | (alpha_s == 1).to(later.device)[:, None],
+        known=~noisy | (alpha_s == 1).to(noisy.device)[:, None],
         prior=process.prior,
     )
 

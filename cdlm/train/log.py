@@ -18,7 +18,7 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.objective import Objective
 from cdlm.schedules import scaled_decay
 from cdlm.train.config import TrainConfig, to_json
-from cdlm.train.distributed import World, mean
+from cdlm.train.distributed import World, mean_over_ranks
 from cdlm.train.optim import learning_rate
 from cdlm.train.step import Learner
 
@@ -64,7 +64,7 @@ def summarise(state: Learner, recent: list[dict[str, Tensor]], step: int, speed:
     none = torch.zeros((), device=state.denoiser.device)
     sums = [sum((line[name].float() for line in recent if name in line), none) for name in names]
     counts = [none + sum(name in line for line in recent) for name in names]  # a term may have no row in a process
-    total, count = mean(torch.stack([*sums, *counts]), state.world).cpu().chunk(2)
+    total, count = mean_over_ranks(torch.stack([*sums, *counts]), state.world).cpu().chunk(2)
     values |= {name: float(t / c) for name, t, c in zip(names, total, count, strict=True) if c > 0}
     values["learning_rate"] = learning_rate(state.config, step)
     for term in objective.terms:

@@ -25,16 +25,16 @@ from cdlm.methods import Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import load, migrate_model_config, model_config, read_model_config
+from cdlm.model.pretrained import load_denoiser, migrate_model_config, model_config, read_model_config
 from cdlm.objective import Objective
 from cdlm.train import checkpoint
 from cdlm.train.config import Resume, TrainConfig, migrate, to_json
-from cdlm.train.distributed import World, anyone, first_tells, join, leave, lost_contact
+from cdlm.train.distributed import World, any_rank, broadcast_from_rank_0, join, leave, lost_contact
 from cdlm.train.log import announce, console_line, open_log, summarise
 from cdlm.train.prior import check_prior, make_process, same_prior
 from cdlm.train.recipes import RECIPES
-from cdlm.train.step import Learner, learner, take_step
-from cdlm.train.validation import report, validate
+from cdlm.train.step import Learner, make_learner, train_step
+from cdlm.train.validation import print_validation, validate
 from cdlm.types import Tokens
 
 FREE = {
@@ -92,11 +92,11 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
         found = _to_resume(config, resume)
         return None if found is None else str(found)
 
-    path = first_tells(choose, world)
+    path = broadcast_from_rank_0(choose, world)
     last = None if path is None else _read_last(Path(path), config, resume, corpus)
     network, method, objective = build(config, data.meta.vocab, device, last)
     held.enter_context(few_threads(device, network.count()))
-    state = learner(config, network, objective, world)
+    state = make_learner(config, network, objective, world)
     first, best = 0, None
     base = _base_training(config) if last is None else last.model_config.get("training", {}).get("from")
     if last is not None:
@@ -109,7 +109,7 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
 
     def save(step: int) -> None:
         tensors = state.state()
-        if world.first:
+        if world.is_main:
             flush(config.out / "metrics.jsonl")  # the lines before a checkpoint are as safe as it is
             tokenizer = config.data / "tokenizer.json"
             text = {
@@ -133,7 +133,7 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
     regular = False
     with contextlib.ExitStack() as inner:
         record = None
-        if world.first:
+        if world.is_main:
             write_whole(config.out / "run.json", json.dumps(to_json(config), indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
             if valid is None:
@@ -146,11 +146,11 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
         asked_to_stop = inner.enter_context(_signals())
         clock, done = time.perf_counter(), first
         for step in range(first, config.steps):
-            recent.append(take_step(state, batches, step))
+            recent.append(train_step(state, batches, step))
             n, ended = step + 1, step + 1 == config.steps
             log_now = n % config.log_every == 0 or ended
             valid_now = ended or (config.valid_every > 0 and n % config.valid_every == 0)
-            stopping = (world.size == 1 or n % 10 == 0) and anyone(asked_to_stop(), world, device) and not ended
+            stopping = (world.size == 1 or n % 10 == 0) and any_rank(asked_to_stop(), world, device) and not ended
             save_now = n % config.save_every == 0 or ended or stopping
             if log_now or valid_now or save_now or device.type == "cpu":
                 _check_finite(recent, step, config, device, world)
@@ -169,7 +169,7 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
                     best, save_now = (found["nelbo"], n), True  # the best is always kept
                 if record is not None:
                     record(found)
-                    report(found, config)
+                    print_validation(found, config)
             if save_now:
                 save(n)
             if log_now or valid_now or save_now:
@@ -183,7 +183,7 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
             f"no checkpoint of {config.out} can be seen here; --out must be on a disk that all nodes share"
         )
     finished = int(end.name.removeprefix("step-")) >= config.steps
-    if world.first and finished:
+    if world.is_main and finished:
         print(f"done: {end}; try: cdlm sample {config.out}, cdlm plot {config.out}", flush=True)
     if not finished:
         raise Stopped(f"stopped; saved {end}; go on with --resume auto")
@@ -213,7 +213,7 @@ def build(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
                 f"{_command(config.init_from)}, or name another with --init-from"
             )
-        given = load(start)
+        given = load_denoiser(start)
         ours, theirs = _comparable(model_config(network)), _comparable(model_config(given))
         weights = given.state_dict()
         if given.vocab == vocab + 1 and network.process is not None and network.process.flat:
@@ -330,7 +330,7 @@ def _check_finite(
 ) -> None:
     """Stop at the first step whose loss or gradient is not a number, before it is saved."""
     bad = not all(bool(torch.isfinite(value).all()) for line in recent for value in line.values())
-    if not anyone(bad, world, device):
+    if not any_rank(bad, world, device):
         return
     first, names = step, ["another process"]
     for back, line in enumerate(recent):
@@ -346,8 +346,8 @@ def _check_finite(
 
 def _check_weights(state: Learner, done: int, config: TrainConfig, device: torch.device) -> None:
     """Loss and gradient may be finite and the weights that they led to not: those are neither judged nor saved."""
-    wrong = state.spoiled()
-    if not anyone(bool(wrong), state.world, device):
+    wrong = state.non_finite()
+    if not any_rank(bool(wrong), state.world, device):
         return
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise FloatingPointError(

@@ -14,8 +14,25 @@ from cdlm.objective import Objective
 from cdlm.rng import seeded
 from cdlm.schedules import ema_decay
 from cdlm.train.config import TrainConfig
-from cdlm.train.distributed import World, accumulating, gather, parallelize, restore, settle, shard_frozen, whole
-from cdlm.train.optim import Optimizers, descend, learning_rate, moments, optimizers, remember, saved
+from cdlm.train.distributed import (
+    World,
+    full_tensor,
+    load_full_tensor,
+    parallelize,
+    reshard,
+    set_gradient_sync,
+    shard_frozen,
+    unshard,
+)
+from cdlm.train.optim import (
+    Optimizers,
+    learning_rate,
+    make_optimizers,
+    moments,
+    optimizer_state,
+    optimizer_step,
+    restore_optimizers,
+)
 from cdlm.types import Tokens
 
 Batches = Callable[[int, Int[Tensor, "b"]], Tokens]
@@ -37,19 +54,19 @@ class Learner:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """All tensors, whole and on the host; every process must call this together."""
-        settle(self.module, self.ema, self.target)
+        reshard(self.module, self.ema, self.target)
         parts = {"model": self.ema, "online": self.denoiser, "target": self.target}
         state = {
-            part: {name: whole(tensor) for name, tensor in network.state_dict().items()}
+            part: {name: full_tensor(tensor) for name, tensor in network.state_dict().items()}
             for part, network in parts.items()
             if network is not None
         }
         if self.denoiser.process is not None:
             state["model"]["prior"] = self.denoiser.process.prior.cpu()
-        state["optimizer"] = saved(self.optimizers, self.denoiser)
+        state["optimizer"] = optimizer_state(self.optimizers, self.denoiser)
         return state
 
-    def spoiled(self) -> list[str]:
+    def non_finite(self) -> list[str]:
         """The tensors held by this process that are not finite numbers throughout, by part and name."""
         parts = {"EMA": self.ema, "online": self.denoiser, "target": self.target}
         held = {
@@ -67,11 +84,11 @@ class Learner:
         for part, network in (("model", self.ema), ("online", self.denoiser), ("target", self.target)):
             if network is not None:
                 for name, tensor in network.state_dict().items():
-                    restore(tensor, state[part][name])
-        remember(self.optimizers, self.denoiser, step, state["optimizer"])
+                    load_full_tensor(tensor, state[part][name])
+        restore_optimizers(self.optimizers, self.denoiser, step, state["optimizer"])
 
 
-def learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, world: World) -> Learner:
+def make_learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, world: World) -> Learner:
     """Everything at its start: target network and EMA are copies of the network."""
     target = frozen_copy(denoiser) if objective.network is not None else None
     ema = frozen_copy(denoiser)
@@ -82,27 +99,27 @@ def learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, world
         if network is not None:
             shard_frozen(network, config.parallel)
     module = parallelize(denoiser.train(), config.parallel)
-    return Learner(config, objective, denoiser, target, ema, optimizers(config, denoiser), module, world)
+    return Learner(config, objective, denoiser, target, ema, make_optimizers(config, denoiser), module, world)
 
 
-def take_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:
+def train_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tensor]:
     """One step of the optimiser and of both averages; returns the loss, its terms and the gradient's norm."""
     config, world = learner.config, learner.world
     torch.manual_seed(seeded(config.seed, "dropout", step, world.rank, batch=1).key)
     parts = torch.arange(config.batch_size).view(world.size, config.grad_accum_steps, -1)[world.rank]
     seen: dict[str, list[Tensor]] = {}  # a term may have no row in a micro-batch
-    gather(learner.target)
+    unshard(learner.target)
     for micro, rows in enumerate(parts):
-        accumulating(learner.module, last=micro == len(parts) - 1)
+        set_gradient_sync(learner.module, last=micro == len(parts) - 1)
         rng = seeded(config.seed, "train", step, batch=config.batch_size, rows=rows)
         with autocast(learner.denoiser.device, config.dtype):
             loss = learner.objective.loss(learner.denoiser, learner.target, batches(step, rows), step, rng)
         (loss.total / len(parts)).backward()
         for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
             seen.setdefault(name, []).append(value)
-    settle(learner.module, learner.target, learner.ema)
+    reshard(learner.module, learner.target, learner.ema)
     norm = torch.nn.utils.clip_grad_norm_(learner.denoiser.parameters(), config.max_grad_norm)
-    descend(learner.optimizers, learning_rate(config, step))
+    optimizer_step(learner.optimizers, learning_rate(config, step))
     if learner.target is not None:
         update(learner.target, learner.denoiser, learner.objective.lam(step))
     decay = ema_decay(config.ema_decay, step, config.steps, config.reference_steps)

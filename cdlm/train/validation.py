@@ -17,7 +17,7 @@ from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.draw import last
 from cdlm.sample.settings import resolve
 from cdlm.train.config import TrainConfig
-from cdlm.train.distributed import gather, mean, settle
+from cdlm.train.distributed import mean_over_ranks, reshard, unshard
 from cdlm.train.step import Learner
 from cdlm.types import Tokens, wide
 
@@ -35,7 +35,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
         if number == config.valid_batches:
             break
         batches.append((number, x0.to(device)))
-    gather(state.ema)
+    unshard(state.ema)
     rows, total = (
         config.batch_size // (world.size * config.grad_accum_steps),
         torch.zeros(2, dtype=wide(device), device=device),
@@ -43,21 +43,21 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     for number, x0 in batches[world.rank :: world.size]:
         value = nelbo(state.ema, [(number, x0)], config.seed, rows)
         total += torch.tensor([len(x0) * value, len(x0)], dtype=total.dtype).to(device)
-    total = mean(total, world)
+    total = mean_over_ranks(total, world)
     found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(total[0] / total[1])}
     if config.valid_samples:
-        x = draw(state.ema, method, config, step, valid.meta.bos)
+        x = generate_samples(state.ema, method, config, step, valid.meta.bos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.valid_samples].cpu()).mean())
         counts = pooled_entropy([row for _, x0 in batches for row in x0.tolist()])
         learned = min(best, found["nelbo"]) < counts or 2 * (step + 1) > config.steps
         found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.seq_length, learned)
         found["samples"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
-    settle(state.ema)
+    reshard(state.ema)
     return found
 
 
-def draw(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int) -> Tokens:
+def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int) -> Tokens:
     """A few sequences from the model, the same for every run of this seed and step."""
     rng = seeded(config.seed, "validation samples", step, batch=config.valid_samples)
     if denoiser.process is None:
@@ -79,7 +79,7 @@ def alarm(found: float, data: float, length: int, learned: bool = True) -> str |
     return "uniform drift" if learned and found > (data + math.log(length)) / 2 else None
 
 
-def report(found: dict[str, Any], config: TrainConfig) -> None:
+def print_validation(found: dict[str, Any], config: TrainConfig) -> None:
     line = f"step {found['step']:>7,}/{config.steps:,}  validation NELBO {found['nelbo']:.4f} nats per token"
     if "entropy" in found:
         line += f"  entropy of samples {found['entropy']:.2f} (data {found['data_entropy']:.2f})"

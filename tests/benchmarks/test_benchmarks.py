@@ -121,5 +121,5 @@ def test_help_takes_a_small_part_of_importing_torch() -> None:
 @pytest.mark.soak
 def test_the_call_traces_begin_where_the_path_begins() -> None:
     text = bare("trace")
-    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +take_step", text, re.M)
+    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +train_step", text, re.M)
     assert re.search(r"^cdlm sample .*: \d+ functions in \d+ files\n  __main__.py +main", text, re.M)

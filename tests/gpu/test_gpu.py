@@ -15,8 +15,8 @@ from cdlm.model.ema import frozen_copy
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
 from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.generate import generate
 from cdlm.sample.draw import last
+from cdlm.sample.generate import generate
 from cdlm.sample.settings import Sampling
 
 pytestmark = pytest.mark.gpu

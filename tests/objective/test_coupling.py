@@ -1,5 +1,7 @@
 """Couplings: what each draws, and what it writes into the record for Eq. (8)."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -147,6 +149,27 @@ def test_a_record_at_chosen_rows():
             assert getattr(some, name)[n] == getattr(pair, name)[row]
     assert isinstance(some, Pair)
     assert some.prior is pair.prior
+
+
+@pytest.mark.parametrize("name", ["bridge", "relaxed", "rollout"])
+def test_a_record_moves_as_a_whole(name, tiny):
+    """Every tensor, also those of a relaxed input, and nothing else changes."""
+    x0, s, t = data(2), times(0.1, 0.2), times(0.5, 0.6)
+    coupling = {
+        "bridge": Bridge(masked(V)),
+        "relaxed": Relaxed(uniform(V), Gaussian(V), 0.1),
+        "rollout": Rollout(masked(V)),
+    }[name]
+    pair = coupling(x0, s, t, seeded(7, batch=2), tiny(masked(V)))
+    moved = pair.to(torch.device("meta"))
+    for field in dataclasses.fields(Pair):
+        before, after = getattr(pair, field.name), getattr(moved, field.name)
+        tensors = [after] if not isinstance(after, Mixture) else [after.ids, after.weights, after.rest]
+        assert (before is None) == (after is None)
+        assert all(tensor.device.type == "meta" for tensor in tensors if tensor is not None)
+    same = pair.to(torch.device("cpu"))
+    assert torch.equal(same.x_t, pair.x_t)
+    assert same.alpha_t.dtype == torch.float64
 
 
 COUPLINGS = {

@@ -65,7 +65,7 @@ def test_a_trained_model_writes_the_same_in_any_batch(name: str, trained, tried)
 
 def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypatch, tried) -> None:
     whole = train(recipe(out=tmp_path / "whole"))
-    config, real = recipe(), loop.take_step
+    config, real = recipe(), loop.train_step
     for stop in (1, 3, 5):
 
         def breaks(state, batches, step, stop=stop):
@@ -73,10 +73,10 @@ def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypa
                 raise RuntimeError("the machine dies")
             return real(state, batches, step)
 
-        monkeypatch.setattr(loop, "take_step", breaks)
+        monkeypatch.setattr(loop, "train_step", breaks)
         with pytest.raises(RuntimeError, match="dies"):
             train(config, "auto")
-    monkeypatch.setattr(loop, "take_step", real)
+    monkeypatch.setattr(loop, "train_step", real)
     texts = [
         [text.text for text in cdlm.load(str(path), "cpu", "float32").sample(num=3, steps=4, seed=1)]
         for path in (whole, train(config, "auto"))

@@ -31,7 +31,7 @@ WORKER = """
 import os, pathlib, signal, time
 from cdlm.__main__ import main
 from cdlm.train import loop
-real, mark = loop.take_step, pathlib.Path(os.environ["MARK"])
+real, mark = loop.train_step, pathlib.Path(os.environ["MARK"])
 def fragile(state, batches, step):
     if step == 3 and not mark.exists():
         if os.environ["RANK"] == os.environ["DEAD"]:
@@ -42,7 +42,7 @@ def fragile(state, batches, step):
             while not mark.exists():
                 time.sleep(0.05)
     return real(state, batches, step)
-loop.take_step = fragile
+loop.train_step = fragile
 main()
 """
 

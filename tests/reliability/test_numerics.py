@@ -55,14 +55,14 @@ def assert_finite(run: Path, steps: list[int]) -> None:
 @pytest.mark.parametrize("where", PLACES)
 def test_numbers_that_are_none_stop_the_run(where: str, value: float, recipe, monkeypatch, tried) -> None:
     """Poisoned before step 5; the checkpoint of step 4 stays the last, and every saved number is one."""
-    real = loop.take_step
+    real = loop.train_step
 
     def poisoned(state: Learner, batches, step: int):
         if step == 4:
             poison(state, where, value)
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
+    monkeypatch.setattr(loop, "train_step", poisoned)
     config = recipe("mcdlm", steps=12, reference_steps=12)  # so that averages remember
     with pytest.raises(FloatingPointError, match=r"not a finite number") as caught:
         train(config)
@@ -108,14 +108,14 @@ def test_overflow_in_bfloat16_is_not_saved(recipe, tmp_path: Path, tried) -> Non
 
 
 def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def collapsing(state: Learner, batches, step: int):
         found = real(state, batches, step)
         state.ema.backbone.output_layer.linear.bias.data[97] = 1e4
         return found
 
-    monkeypatch.setattr(loop, "take_step", collapsing)
+    monkeypatch.setattr(loop, "train_step", collapsing)
     config = recipe("mdlm", valid_samples=2, valid_sample_steps=4, steps=4, valid_every=2)
     train(config)
     assert capsys.readouterr().out.count("ALARM: mode collapse") == 2
@@ -132,14 +132,14 @@ def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:
     ],
 )
 def test_too_little_memory_is_explained(error: Exception, recipe, monkeypatch, tried) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def full(state, batches, step):
         if step == 3:
             raise error
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", full)
+    monkeypatch.setattr(loop, "train_step", full)
     with pytest.raises(
         OSError, match=r"smaller --batch-size, or a larger --grad-accum-steps.*last good checkpoint is .*00000002"
     ):
@@ -151,7 +151,7 @@ def test_other_errors_are_not_hidden(recipe, monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("a mistake in the code")
 
-    monkeypatch.setattr(loop, "take_step", broken)
+    monkeypatch.setattr(loop, "train_step", broken)
     with pytest.raises(RuntimeError, match="a mistake in the code"):
         train(recipe())
 
@@ -167,8 +167,8 @@ def two(config: TrainConfig, path: Path, accident: Callable[[int, int], None]) -
         def run() -> None:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
             os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-            real = loop.take_step
-            loop.take_step = lambda state, batches, step: (accident(rank, step), real(state, batches, step))[1]
+            real = loop.train_step
+            loop.train_step = lambda state, batches, step: (accident(rank, step), real(state, batches, step))[1]
             distributed.PATIENCE = distributed.datetime.timedelta(seconds=4)
             command("train", path, "--resume", "auto")()
 
@@ -243,12 +243,12 @@ def test_torchrun_starts_again_and_the_run_goes_on(recipe, tmp_path: Path, tried
         "import os, signal\n"
         "from cdlm.__main__ import main\n"
         "from cdlm.train import loop\n"
-        "real = loop.take_step\n"
+        "real = loop.train_step\n"
         "def fragile(state, batches, step):\n"
         "    if step == 3 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return real(state, batches, step)\n"
-        "loop.take_step = fragile\n"
+        "loop.train_step = fragile\n"
         "main()\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -4,11 +4,13 @@ Nothing here calls the formulas of `cdlm`: signal levels, forward kernels, bridg
 more. `Table` is a network only in name.
 """
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -82,6 +84,15 @@ def tiny(process: Process | None, vocab: int = 7, seed: int = 0, **shape: int) -
     for parameter in net.parameters():
         nn.init.normal_(parameter, 0, 0.7, generator=generator)
     return net
+
+
+@contextlib.contextmanager
+def along(times: Tensor) -> Iterator[None]:
+    """Let samplers take steps at these times, whatever their settings say: also at times that no setting stands for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("ancestral", "order", "confidence", "naive"):
+            patch.setattr(f"cdlm.sample.{module}.timesteps", lambda settings, start=1.0: times)
+        yield
 
 
 def level(process: Process, t: float) -> float:

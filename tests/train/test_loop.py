@@ -21,7 +21,7 @@ from cdlm.metrics.likelihood import nelbo
 from cdlm.model import pretrained
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import uniform
 from cdlm.train import checkpoint, loop, validation
 from cdlm.train.config import TrainConfig, from_json, read_config, to_json
@@ -30,7 +30,7 @@ from cdlm.train.log import read_metrics
 from cdlm.train.loop import check, train
 from cdlm.train.plot import plot_run
 from cdlm.train.recipes import RECIPES
-from cdlm.train.step import learner
+from cdlm.train.step import make_learner
 from cdlm.train.validation import alarm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,10 +77,10 @@ def test_golden_curve(name: str, recipe, bases: Path) -> None:
 def test_a_run_that_is_training_can_be_loaded(recipe) -> None:
     config = recipe("mcdlm", steps=4)
     folder = train(config)
-    model = load(config.out)
+    model = load_denoiser(config.out)
     assert model.vocab == 257
     assert model.process is not None
-    assert torch.allclose(load(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
+    assert torch.allclose(load_denoiser(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
     assert (folder / "tokenizer.json").is_file()
 
 
@@ -127,7 +127,7 @@ def test_resume_with_other_settings_is_refused_unless_forced(recipe) -> None:
 
 @pytest.mark.parametrize("where", ["weights", "gradient"])
 def test_not_a_number_stops_the_run_and_names_it(where: str, recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def poisoned(state, batches, step):
         if step == 6:
@@ -137,7 +137,7 @@ def test_not_a_number_stops_the_run_and_names_it(where: str, recipe, monkeypatch
                 return {**real(state, batches, step), "grad_norm": torch.tensor(math.inf)}
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
+    monkeypatch.setattr(loop, "train_step", poisoned)
     config = recipe("mcdlm")
     with pytest.raises(FloatingPointError, match=r"at step 7: .*last good checkpoint is .*step-00000004"):
         train(config)
@@ -346,7 +346,7 @@ def test_weights_of_duo_lose_their_extra_id(recipe, tmp_path: Path) -> None:
     config = recipe("udlm", steps=4)
     given = Denoiser(config.network, uniform(258))
     torch.nn.init.normal_(given.backbone.vocab_embed.embedding)
-    save(given, tmp_path / "duo")
+    save_denoiser(given, tmp_path / "duo")
     network, _, _ = loop.build(dataclasses.replace(config, init_from=tmp_path / "duo"), 257, torch.device("cpu"))
     assert torch.equal(network.backbone.vocab_embed.embedding, given.backbone.vocab_embed.embedding[:257])
 
@@ -409,8 +409,8 @@ def test_validation_does_not_depend_on_the_number_of_processes(
     assert 3 < len(batches) < 8
     assert len(batches[-1][1]) < config.batch_size
     found = []
-    monkeypatch.setattr(validation, "mean", lambda values, world: found.append(values) or values)
-    state = learner(config, network, objective, World())
+    monkeypatch.setattr(validation, "mean_over_ranks", lambda values, world: found.append(values) or values)
+    state = make_learner(config, network, objective, World())
     for rank in range(size):
         validation.validate(dataclasses.replace(state, world=World(rank, size)), method, valid, 0)
     sums, count = torch.stack(found).sum(0)

@@ -110,17 +110,17 @@ def test_resume_in_halves_equals_the_whole(name: str, recipe, tmp_path: Path, mo
     config = recipe(name, out=tmp_path / "halves")
     from cdlm.train import loop
 
-    real = loop.take_step
+    real = loop.train_step
 
     def breaks(state, batches, step):
         if step == 9:
             raise RuntimeError("the machine dies")
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", breaks)
+    monkeypatch.setattr(loop, "train_step", breaks)
     with pytest.raises(RuntimeError, match="dies"):
         train(config)
-    monkeypatch.setattr(loop, "take_step", real)
+    monkeypatch.setattr(loop, "train_step", real)
     assert [step for step, _ in checkpoint.listed(config.out)] == [4, 8]
     assert_same_bits(whole, train(config, "auto"))
 

@@ -28,7 +28,7 @@ def test_two_processes_equal_one(parallel: str, recipe, tmp_path: Path) -> None:
 
 
 def stopped_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def breaks(state, batches, now):
         if now == step:
@@ -36,7 +36,7 @@ def stopped_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) 
         return real(state, batches, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", breaks)
+        patch.setattr(loop, "train_step", breaks)
         with pytest.raises(RuntimeError, match="dies"):
             train(config)
 
