@@ -31,7 +31,10 @@ import cdlm
 FIXTURES = Path(__file__).parent / "fixtures" / "fef84f3"
 ROOT = Path(__file__).parents[1]
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "--num": "--num-samples",
+    "--times": "--likelihood-samples",
+}
 """Names of fef84f3 (flags such as "--average", recipes, commands, methods and keywords of a model) and what they are
 called now."""
 
