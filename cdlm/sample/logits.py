@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cdlm.sample.settings import Settings
-from cdlm.types import Index, LogLaw, Time, Tokens
+from cdlm.types import Index, LogLaw, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
