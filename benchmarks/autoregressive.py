@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.network import arguments, machine, network, timed
-from cdlm.model.architecture import Architecture
 from cdlm.model.compile import accelerate
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded
@@ -27,14 +27,16 @@ from cdlm.sample.timesteps import uniform_times
 
 def main() -> None:
     options = parse()
-    device, l, process = options.device, options.length, masked(options.vocab)
+    device, l, process = options.device, options.seq_length, masked(options.vocab_size)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    shape = Architecture(options.hidden, options.blocks, max(1, options.hidden // 64))
-    print(f"{machine(device)}; {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}, {l} tokens\n")
+    shape = NetworkConfig(options.hidden_size, options.num_layers, max(1, options.hidden_size // 64))
+    print(
+        f"{machine(device)}; {shape.num_layers} x {shape.hidden_size}, vocabulary {options.vocab_size:,}, {l} tokens\n"
+    )
     print(f"{'model':<12}{'batch':>6}{'steps':>7}{'NFE':>9}{'seconds':>9}{'tokens/s':>12}{'GiB':>7}{'x AR':>8}")
     rows: list[dict] = []
     for b in options.batches:
-        causal, denoiser = (network(shape, kind, options.vocab, device, dtype) for kind in (None, process))
+        causal, denoiser = (network(shape, kind, options.vocab_size, device, dtype) for kind in (None, process))
         if options.compile:
             accelerate(causal)
             accelerate(denoiser)
@@ -66,7 +68,7 @@ def texts(denoiser: Denoiser, b: int, l: int, steps: int, compiled: bool, nfe: l
 def report(
     name: str, b: int, steps: int, nfe: float, seconds: float, gib: float, ar: float, options: argparse.Namespace
 ) -> dict:
-    speed = b * options.length / seconds
+    speed = b * options.seq_length / seconds
     print(
         f"{name:<12}{b:>6}{steps:>7}{nfe:>9.1f}{seconds:>9.3f}{speed:>12,.0f}{gib:>7.2f}{ar / seconds:>8.2f}",
         flush=True,
@@ -108,7 +110,7 @@ def parse() -> argparse.Namespace:
     parser, gpu = arguments(__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32] if gpu else [1])
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
-    parser.add_argument("--length", type=int, default=1024 if gpu else 128)
+    parser.add_argument("--seq-length", type=int, default=1024 if gpu else 128)
     parser.add_argument("--repeats", type=int, default=3 if gpu else 1)
     return parser.parse_args()
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdlm.cli.common import console, parse, recipe
-from cdlm.methods import parse_method
+from cdlm.methods.spec import parse_method
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.coupling import Rollout
 from cdlm.objective.divergence import rate_kl
@@ -25,7 +25,7 @@ from cdlm.objective.fused import GPU_CHUNK
 from cdlm.objective.target import Network, Revealed
 from cdlm.process import SCHEDULES, Process
 from cdlm.rng import seeded
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 
 TRAINED, PREDICTED, HEAD = 0.455, 0.585, 0.85
 """Shares of the matrix rate: a network forward and backward, forward alone, and the head."""
@@ -58,14 +58,18 @@ class CostConfig:
     """How many, each with its own replica of the network."""
     gpu: Literal["h200", "h100", "a100"] = "h200"
     """Which kind."""
-    micro: int | None = None
+    micro_batch_size: int | None = None
     """Sequences that a GPU computes at a time. [the most that fit]"""
-    vocab: int | None = None
+    vocab_size: int | None = None
     """Size of the vocabulary. [GPT-2's for texts of 1024 tokens, else 16,384]"""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or (self.micro is not None and self.micro < 1) or (self.vocab is not None and self.vocab < 2):
-            raise ValueError("--gpus and --micro must be at least 1, and --vocab at least 2")
+        if (
+            self.gpus < 1
+            or (self.micro_batch_size is not None and self.micro_batch_size < 1)
+            or (self.vocab_size is not None and self.vocab_size < 2)
+        ):
+            raise ValueError("--gpus and --micro-batch-size must be at least 1, and --vocab-size at least 2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,26 +111,28 @@ class _Work:
 
 
 def estimate(
-    config: RunConfig, gpus: int = 1, gpu: str = "h200", micro: int | None = None, vocab: int | None = None
+    config: TrainConfig, gpus: int = 1, gpu: str = "h200", micro: int | None = None, vocab: int | None = None
 ) -> Cost:
     """The cost of a run; a layout that does not fit is refused."""
     rate, bandwidth, room = GPUS[gpu]
-    if config.batch % gpus:
-        raise ValueError(f"a batch of {config.batch} sequences does not divide among {gpus} GPUs; use a divisor of it")
-    own = config.batch // gpus
+    if config.batch_size % gpus:
+        raise ValueError(
+            f"a batch of {config.batch_size} sequences does not divide among {gpus} GPUs; use a divisor of it"
+        )
+    own = config.batch_size // gpus
     method, choices = parse_method(config.method)
-    vocab = vocab or (50_257 if config.length >= 1024 else 16_384)
+    vocab = vocab or (50_257 if config.seq_length >= 1024 else 16_384)
     process = method.default_process(vocab)
     if process is not None:
-        process = dataclasses.replace(process, noise=SCHEDULES[config.noise]())
+        process = dataclasses.replace(process, noise=SCHEDULES[config.noise_schedule]())
     with torch.device("meta"):
         parameters = Denoiser(config.network, process, vocab=vocab).count()
     target = method(process, config.steps, **choices).network is not None
 
     def memory(sequences: int) -> float:
         copies = 5 + target + (gpus > 1)  # weights, gradients, two moments, average; target; buckets that travel
-        width = config.network.blocks * config.network.hidden
-        kept = ACTIVATIONS * width * sequences * config.length + 3 * GPU_CHUNK * 2 * vocab
+        width = config.network.num_layers * config.network.hidden_size
+        kept = ACTIVATIONS * width * sequences * config.seq_length + 3 * GPU_CHUNK * 2 * vocab
         return (4 * copies * parameters + kept) / 2**30
 
     fitting = [n for n in range(1, own + 1) if own % n == 0 and memory(n) <= 0.95 * room]
@@ -137,9 +143,9 @@ def estimate(
     elif own % micro:
         raise ValueError(f"{own} sequences a GPU do not divide into micro-batches of {micro}")
     elif micro not in fitting:
-        most = f"use --micro {fitting[-1]}" if fitting else "nothing fits"
+        most = f"use --micro-batch-size {fitting[-1]}" if fitting else "nothing fits"
         raise ValueError(f"{micro} sequences need {memory(micro):.0f} GiB, and a {gpu} has {room:g}; {most}")
-    work, tokens = _work(config, process, vocab), own * config.length
+    work, tokens = _work(config, process, vocab), own * config.seq_length
     scale = GPUS["h200"][1] / bandwidth
     trunk = tokens * (work.trained / TRAINED + work.predicted / PREDICTED) / rate
     rows = (work.point * POINT + work.law * LAW + work.rates * RATES) * vocab * scale
@@ -150,21 +156,21 @@ def estimate(
     travel = 0.0 if gpus == 1 else 2 * (gpus - 1) / gpus * 4 * parameters / across
     waiting = max(0.0, travel - OVERLAP * busy / passes)
     seconds = busy + waiting
-    total = config.steps * config.batch * config.length
+    total = config.steps * config.batch_size * config.seq_length
     flops = total * (work.trained + work.predicted + work.head)
     days = seconds * config.steps / 86_400
-    speed = config.batch * config.length / seconds
+    speed = config.batch_size * config.seq_length / seconds
     return Cost(
         parameters, vocab, total, flops, micro, passes, memory(micro), trunk, head, waiting, seconds, days, speed
     )
 
 
-def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
+def _work(config: TrainConfig, process: Process | None, vocab: int) -> _Work:
     """Read off the terms of the method: how often each network runs, and at how many rows its head."""
     method, choices = parse_method(config.method)
     objective, shape = method(process, config.steps, **choices), config.network
-    attention = 2 * config.length * shape.hidden * (0.5 if shape.causal else 1.0)
-    block, column = shape.blocks * (12 * shape.hidden**2 + attention), shape.hidden * vocab
+    attention = 2 * config.seq_length * shape.hidden_size * (0.5 if shape.causal else 1.0)
+    block, column = shape.num_layers * (12 * shape.hidden_size**2 + attention), shape.hidden_size * vocab
     sums = dict.fromkeys(("trained", "predicted", "head", "point", "law", "rates"), 0.0)
     sums["trained"] = 6 * block
     shares = [sum(term.share(k / 8) for k in range(8)) for term in objective.terms]  # they may change on the way
@@ -191,19 +197,19 @@ def _work(config: RunConfig, process: Process | None, vocab: int) -> _Work:
     return _Work(**sums)
 
 
-def show_cost(config: CostConfig, run: RunConfig, console: Console) -> None:
+def show_cost(config: CostConfig, run: TrainConfig, console: Console) -> None:
     """A table for people."""
-    found = estimate(run, config.gpus, config.gpu, config.micro, config.vocab)
+    found = estimate(run, config.gpus, config.gpu, config.micro_batch_size, config.vocab_size)
     table = Table(title=f"{config.recipe} on {config.gpus} x {config.gpu}", show_header=False)
     step = f"{found.seconds:.3f} s: trunk {found.trunk:.3f}, head {found.head:.3f}, waiting {found.waiting:.3f}"
     hours = found.days * 24
     time = (
         f"{found.days:.2f} days" if hours >= 24 else f"{hours:.2f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
     )
-    layout = f"{config.gpus} GPUs x {found.passes} passes x {found.micro} sequences of {run.length} tokens"
+    layout = f"{config.gpus} GPUs x {found.passes} passes x {found.micro} sequences of {run.seq_length} tokens"
     for name, value in (
         ("parameters", f"{found.parameters / 1e6:,.1f}M, with a vocabulary of {found.vocab:,}"),
-        ("tokens", f"{found.tokens / 1e6:,.1f}M in {run.steps:,} steps of {run.batch} x {run.length}"),
+        ("tokens", f"{found.tokens / 1e6:,.1f}M in {run.steps:,} steps of {run.batch_size} x {run.seq_length}"),
         ("arithmetic", f"{found.flops:.2e} FLOP"),
         ("layout", layout),
         ("memory", f"{found.gib:.1f} of {GPUS[config.gpu][2]:g} GiB on each GPU"),

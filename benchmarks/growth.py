@@ -27,12 +27,12 @@ def main() -> None:
         plot(json.loads(options.redraw.read_text())["rows"], options.redraw.with_suffix(".png"))
         return
     gpu = options.device == "cuda"
-    print(f"{machine(options.device)}; {options.method}, {options.blocks} x {options.hidden}")
+    print(f"{machine(options.device)}; {options.method}, {options.num_layers} x {options.hidden_size}")
     print(f"{'varied':<8}{'length':>8}{'vocab':>9}{'batch':>7}{'seconds':>10}{'tokens/s':>11}{'GiB':>7}", end="")
     print(f"{'model: s':>11}{'GiB':>7}" if gpu else "")
     rows: list[dict[str, Any]] = []
     for varied, length, vocab, batch in points(options):
-        options.length, options.vocab, options.batch = length, vocab, batch
+        options.seq_length, options.vocab_size, options.batch_size = length, vocab, batch
         try:
             rows.append({"varied": varied, **measure(varied, options)})
         except torch.OutOfMemoryError:
@@ -48,7 +48,7 @@ def main() -> None:
 
 def points(options: argparse.Namespace) -> list[tuple[str, int, int, int]]:
     """The base, then each of the others; texts of another length fill as many tokens as before."""
-    l, v, b = options.length, options.vocab, options.batch
+    l, v, b = options.seq_length, options.vocab_size, options.batch_size
     found = [("base", l, v, b)]
     found += [("length", n, v, max(1, b * l // n)) for n in options.lengths]
     found += [("vocab", l, n, b) for n in options.vocabs]
@@ -57,14 +57,16 @@ def points(options: argparse.Namespace) -> list[tuple[str, int, int, int]]:
 
 def measure(varied: str, options: argparse.Namespace) -> dict[str, Any]:
     torch._dynamo.reset()
-    gpu, l, v, b = options.device == "cuda", options.length, options.vocab, options.batch
+    gpu, l, v, b = options.device == "cuda", options.seq_length, options.vocab_size, options.batch_size
     state, several = build(options.method, "ours", b, options), 5 if options.device == "cuda" else 1
     seconds, gib = timed(training(state, tokens(b, options), several), options.device, options.repeats)
     seconds /= several
     row = {"length": l, "vocab": v, "batch": b, "seconds": seconds, "tokens_per_second": b * l / seconds, "gib": gib}
     line = f"{varied:<8}{l:>8}{v:>9,}{b:>7}{seconds:>10.4f}{b * l / seconds:>11,.0f}{gib:>7.1f}"
     if gpu:
-        run = dataclasses.replace(RECIPES[options.method].config, batch=b, length=l, network=state.config.network)
+        run = dataclasses.replace(
+            RECIPES[options.method].config, batch_size=b, seq_length=l, network=state.config.network
+        )
         found = estimate(run, micro=b, vocab=v)
         row |= {"model_seconds": found.seconds, "model_gib": found.gib}
         line += f"{found.seconds:>11.4f}{found.gib:>7.1f}"
@@ -104,10 +106,12 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def parse() -> argparse.Namespace:
     parser, gpu = arguments(__doc__)
-    parser.set_defaults(vocab=50257 if gpu else 16384, hidden=768 if gpu else 384, blocks=12 if gpu else 8)
+    parser.set_defaults(
+        vocab_size=50257 if gpu else 16384, hidden_size=768 if gpu else 384, num_layers=12 if gpu else 8
+    )
     parser.add_argument("--method", default=HEADLINE)
-    parser.add_argument("--length", type=int, default=1024 if gpu else 256)
-    parser.add_argument("--batch", type=int, default=64 if gpu else 8)
+    parser.add_argument("--seq-length", type=int, default=1024 if gpu else 256)
+    parser.add_argument("--batch-size", type=int, default=64 if gpu else 8)
     parser.add_argument("--lengths", type=int, nargs="*", default=[256, 2048, 4096] if gpu else [64, 128, 512])
     parser.add_argument("--vocabs", type=int, nargs="*", default=[16384, 100352] if gpu else [4096, 50257])
     parser.add_argument("--batches", type=int, nargs="*", default=[8, 128] if gpu else [2, 16])

@@ -13,30 +13,30 @@ import torch
 from benchmarks.network import arguments, machine, network, timed
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.eval.scorer import open_judge
-from cdlm.model.architecture import SIZES
-from cdlm.model.pretrained import save
+from cdlm.model.config import SIZES
+from cdlm.model.pretrained import save_denoiser
 from cdlm.rng import seeded
 
 
 def main() -> None:
     parser, gpu = arguments(__doc__)
-    parser.set_defaults(vocab=257, hidden=768 if gpu else 384, blocks=12 if gpu else 8)
-    parser.add_argument("--length", type=int, default=1024 if gpu else 256)
+    parser.set_defaults(vocab_size=257, hidden_size=768 if gpu else 384, num_layers=12 if gpu else 8)
+    parser.add_argument("--seq-length", type=int, default=1024 if gpu else 256)
     parser.add_argument("--num", type=int, default=64 if gpu else 16)
     parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
-    size = SIZES["110m"] if chosen.hidden == 768 else SIZES["small"]
+    size = SIZES["110m"] if chosen.hidden_size == 768 else SIZES["small"]
     judged = network(size, None, 257, "cpu", torch.float32)
-    ids = seeded(0, "texts", batch=chosen.num).integers(chosen.length, 95) + 32
+    ids = seeded(0, "texts", batch=chosen.num).integers(chosen.seq_length, 95) + 32
     lengths = (
-        seeded(0, "lengths", batch=chosen.num).integers(1, chosen.length // 2)[:, 0] + chosen.length // 2
+        seeded(0, "lengths", batch=chosen.num).integers(1, chosen.seq_length // 2)[:, 0] + chosen.seq_length // 2
     ).tolist()
     texts = [bytes(row[:n]).decode() for row, n in zip(ids.tolist(), lengths, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        save(judged, folder)
+        save_denoiser(judged, folder)
         Tokenizer.load("bytes").save(Path(folder))
         config = json.loads((Path(folder) / "config.json").read_text())
-        (Path(folder) / "config.json").write_text(json.dumps({**config, "text": {"length": chosen.length}}))
+        (Path(folder) / "config.json").write_text(json.dumps({**config, "text": {"max_length": chosen.seq_length}}))
         judge = open_judge(folder, chosen.device)
     plain_net = judged.to(chosen.device)
 

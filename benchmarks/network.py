@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process
 
@@ -22,15 +22,15 @@ def arguments(about: str | None) -> tuple[argparse.ArgumentParser, bool]:
     gpu = first.parse_known_args()[0].device == "cuda"
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=kind, parents=[first])
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--vocab-size", type=int, default=50257)
+    parser.add_argument("--hidden-size", type=int, default=768)
+    parser.add_argument("--num-layers", type=int, default=12)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--out", type=Path, help="write the table as JSON (and a plot, where there is one)")
     return parser, gpu
 
 
-def network(shape: Architecture, process: Process | None, vocab: int, device: str, dtype: torch.dtype) -> Denoiser:
+def network(shape: NetworkConfig, process: Process | None, vocab: int, device: str, dtype: torch.dtype) -> Denoiser:
     """Random weights, with a head sharp enough that tokens differ in probability as those of text do."""
     torch.manual_seed(0)
     denoiser = Denoiser(dataclasses.replace(shape, causal=process is None), process, vocab).eval().requires_grad_(False)

@@ -58,6 +58,8 @@ class Dialect:
     """Values of flags and keywords, such as {"bit-reversed": "bit_reversed"}; also method strings of training."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Fields of metrics.jsonl and results.jsonl, such as {"nelbo": "nll"}."""
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Attributes of a sample, such as {"tokens": "token_ids"}."""
 
     def command(self, words: Sequence[str]) -> list[str]:
         """A command line. Its first word is the command, and for ``train`` the second one the recipe."""
@@ -81,7 +83,43 @@ class Dialect:
 BASE = Dialect()
 """The spelling of fef84f3 itself; never changed."""
 
-WORKING = Dialect()
+WORKING = Dialect(
+    flags={
+        "--num": "--num-samples",
+        "--accumulate": "--grad-accum-steps",
+        "--average": "--ema-decay",
+        "--batch": "--batch-size",
+        "--clip": "--max-grad-norm",
+        "--cooldown": "--cooldown-ratio",
+        "--keep": "--keep-checkpoints",
+        "--length": "--seq-length",
+        "--lr": "--learning-rate",
+        "--network.absolute": "--network.position-embeddings",
+        "--network.blocks": "--network.num-layers",
+        "--network.cond": "--network.cond-dim",
+        "--network.heads": "--network.num-heads",
+        "--network.hidden": "--network.hidden-size",
+        "--network.tied": "--network.tie-embeddings",
+        "--noise": "--noise-schedule",
+        "--reference": "--reference-steps",
+        "--sample-steps": "--valid-sample-steps",
+        "--samples": "--valid-samples",
+        "--train-vocab": "--train-vocab-size",
+        "--valid-share": "--valid-fraction",
+    },
+    fields={"gradient": "grad_norm", "lr": "learning_rate", "texts": "samples", "num": "num_samples"},
+    keywords={
+        "num": "num_samples",
+        "length": "max_length",
+        "t": "noise_level",
+        "grid": "timesteps",
+        "tail": "final_step",
+        "cool": "temperature_end",
+        "bound": "entropy_bound",
+        "block": "block_length",
+    },
+    attributes={"tokens": "token_ids", "evaluations": "nfe"},
+)
 """The spelling of the working tree: map here what it has renamed."""
 
 
@@ -339,7 +377,8 @@ class Probe:
     def tokens(self, source: str, label: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Results:
         """The token ids of several calls, drawn in one process."""
         spelled = [(title, *self.dialect.call(method, arguments)) for title, method, arguments in calls]
-        done = self.run([__file__, "--worker"], json.dumps([source, spelled]))
+        attributes = [self.dialect.attributes.get(name, name) for name in ("tokens", "evaluations")]
+        done = self.run([__file__, "--worker"], json.dumps([source, attributes, spelled]))
         if done.returncode:
             return {f"tokens   {label}: {title}": failure(done) for title, *_ in calls}
         return {f"tokens   {label}: {title}": value for title, value in json.loads(done.stdout).items()}
@@ -389,16 +428,16 @@ def worker() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as the command line does
-    source, calls = json.load(sys.stdin)
+    source, attributes, calls = json.load(sys.stdin)
     model = cdlm.load(source, "cpu", "float32")
     found: Results = {}
     for title, method, arguments in calls:
         try:
-            texts = list(getattr(model, method)(**arguments))
+            samples = list(getattr(model, method)(**arguments))
         except Exception as error:
             found[title] = f"failed: {error!r}"
             continue
-        found[title] = digest_of([[one.tokens, one.evaluations] for one in texts])
+        found[title] = digest_of([[getattr(sample, name) for name in attributes] for sample in samples])
     print(json.dumps(found))
 
 

@@ -1,7 +1,7 @@
 """The sampler against the published one, on the same weights: time, memory, evaluations, and whether the laws agree.
 
     python -m benchmarks.sampling                                      # 2 CPU cores: 12 x 768, 256 tokens, 4 texts
-    python -m benchmarks.sampling --device cuda --batch 32 --steps 32  # a GPU: 1,024 tokens
+    python -m benchmarks.sampling --device cuda --batch-size 32 --steps 32  # a GPU: 1,024 tokens
     python -m benchmarks.sampling --process uniform
 
 reference   the full law over the vocabulary and a race in double precision at every position and step
@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.network import arguments, machine, network, timed
 from cdlm.metrics.diversity import entropy
-from cdlm.model.architecture import Architecture
 from cdlm.model.compile import accelerate
+from cdlm.model.config import NetworkConfig
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
@@ -32,15 +32,18 @@ from cdlm.sample.timesteps import uniform_times
 
 def main() -> None:
     options = parse()
-    device, b, l = options.device, options.batch, options.length
-    process = (masked if options.process == "masked" else uniform)(options.vocab)
-    shape = Architecture(
-        options.hidden, options.blocks, max(1, options.hidden // 64), time_conditioning=process.name == "uniform"
+    device, b, l = options.device, options.batch_size, options.seq_length
+    process = (masked if options.process == "masked" else uniform)(options.vocab_size)
+    shape = NetworkConfig(
+        options.hidden_size,
+        options.num_layers,
+        max(1, options.hidden_size // 64),
+        time_conditioning=process.name == "uniform",
     )
     grid = uniform_times(options.steps)
-    plain = network(shape, process, options.vocab, device, torch.float32)
+    plain = network(shape, process, options.vocab_size, device, torch.float32)
     low = torch.bfloat16 if device == "cuda" else torch.float32
-    fast = network(shape, process, options.vocab, device, low)
+    fast = network(shape, process, options.vocab_size, device, low)
 
     def half() -> contextlib.AbstractContextManager:
         return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
@@ -56,7 +59,8 @@ def main() -> None:
             x, drawing = process.start(l, rng, device), Drawing(compiled=compiled)
             return last(ancestral(fast if compiled else plain, process, x, grid, rng, drawing))
 
-    print(f"{machine(device)}; {options.process}, {shape.blocks} x {shape.hidden}, vocabulary {options.vocab:,}")
+    size = f"{shape.num_layers} x {shape.hidden_size}"
+    print(f"{machine(device)}; {options.process}, {size}, vocabulary {options.vocab_size:,}")
     print(f"{b} texts of {l} tokens in {options.steps} steps, median of {options.repeats}\n")
     print(f"{'sampler':<34}{'seconds':>9}{'tokens/s':>12}{'NFE':>7}{'GiB':>7}{'entropy':>16}")
     rows = [row("reference", reference, options)]
@@ -87,7 +91,7 @@ def row(name: str, work: Callable[[int], State], options: argparse.Namespace) ->
     nats = torch.cat([entropy(part) for part in x.split(8)])
     evaluations = sum(sum(state.nfe) for state in states) / len(x)
     error = float(nats.std() / math.sqrt(len(nats)))
-    speed = options.batch * options.length / seconds
+    speed = options.batch_size * options.seq_length / seconds
     print(f"{name:<34}{seconds:>9.3f}{speed:>12,.0f}{evaluations:>7.1f}{gib:>7.2f}{nats.mean():>9.3f} ± {error:.3f}")
     values = {"name": name, "seconds": seconds, "tokens_per_second": speed, "evaluations": evaluations, "gib": gib}
     return {**values, "entropy": float(nats.mean()), "error": error, "tokens": x}
@@ -110,9 +114,9 @@ def same_tokens(one: torch.Tensor, other: torch.Tensor) -> float:
 def parse() -> argparse.Namespace:
     parser, gpu = arguments(__doc__)
     parser.add_argument("--process", choices=["masked", "uniform"], default="masked")
-    parser.add_argument("--batch", type=int, default=32 if gpu else 4)
+    parser.add_argument("--batch-size", type=int, default=32 if gpu else 4)
     parser.add_argument("--steps", type=int, default=32 if gpu else 16)
-    parser.add_argument("--length", type=int, default=1024 if gpu else 256)
+    parser.add_argument("--seq-length", type=int, default=1024 if gpu else 256)
     parser.add_argument("--repeats", type=int, default=5 if gpu else 1)
     return parser.parse_args()
 

@@ -1,13 +1,17 @@
-"""Which functions and files of ours lie on two paths: a training step, and `cdlm sample`.
+"""Which functions and files of the package lie on two paths: a training step, and `cdlm sample`.
 
     python -m benchmarks.trace
 
-Counted are named functions of the package (no comprehensions, lambdas or class bodies) that are called on the path;
-what modules call while they are imported is left out. Files are listed in the order in which the path enters them.
-PYTHONPATH selects the tree that is traced.
+Two counts are printed. *Interface* functions are those that a reader has to know to follow the path from file to file:
+public functions and methods (a leading underscore marks a detail of a file), without properties, constructors and
+functions within functions; the network counts once, as its forward pass. *All* are the named functions of the package
+that are called, those details included (no comprehensions, lambdas or class bodies). What modules call while they are
+imported is left out. Files are listed in the order in which the path enters them, interface functions first, details in
+brackets. PYTHONPATH selects the tree that is traced.
 """
 
 import argparse
+import functools
 import os
 import random
 import sys
@@ -27,6 +31,7 @@ class Trace:
     def __init__(self, package: Path, inside: str | None = None) -> None:
         self.package, self.inside = str(package) + os.sep, inside
         self.calls: dict[tuple[str, str], int] = {}
+        self.interface: set[tuple[str, str]] = set()
         self.importing = self.depth = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -43,13 +48,36 @@ class Trace:
         if event == "call" and counted and (self.inside is None or self.depth):
             key = code.co_filename.removeprefix(self.package), code.co_qualname
             self.calls[key] = self.calls.get(key, 0) + 1
+            if is_interface(frame):
+                self.interface.add(key)
 
     def show(self, title: str, details: bool) -> None:
         files = dict.fromkeys(file for file, _ in self.calls)
-        print(f"{title}: {len(self.calls)} functions in {len(files)} files")
+        entered = {file for file, _ in self.interface}
+        print(
+            f"{title}: {len(self.interface)} interface functions in {len(entered)} files "
+            f"(all: {len(self.calls)} functions in {len(files)} files)"
+        )
         for file in files if details else ():
-            own = [f"{name} x{count}" if count > 1 else name for (at, name), count in self.calls.items() if at == file]
-            print(f"  {file:<32} {', '.join(own)}")
+            own = {
+                key: f"{key[1]} x{count}" if count > 1 else key[1]
+                for key, count in self.calls.items()
+                if key[0] == file
+            }
+            public = ", ".join(text for key, text in own.items() if key in self.interface)
+            private = ", ".join(text for key, text in own.items() if key not in self.interface)
+            print(f"  {file:<32} {public}{f' ({private})' if private else ''}")
+
+
+def is_interface(frame: FrameType) -> bool:
+    """Whether a reader has to know a function to follow the path."""
+    code = frame.f_code
+    if "<locals>" in code.co_qualname or (code.co_name.startswith("_") and code.co_name != "__call__"):
+        return False
+    if os.path.basename(code.co_filename) == "dit.py":
+        return code.co_qualname == "DiT.forward"
+    owner = frame.f_locals.get("self")
+    return not isinstance(getattr(type(owner), code.co_name, None), property | functools.cached_property)
 
 
 def traced(work: Callable[[], object], inside: str | None = None) -> Trace:
@@ -88,10 +116,11 @@ def main() -> None:
         out = os.dup(1)
         os.dup2(quiet, 1)
         try:
-            command("prepare text.txt --length 32 --out data")()
-            quick = "--steps 1 --batch 8 --length 32 --samples 0 --valid-every 0 --valid-batches 1 --device cpu"
-            step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="take_step")
-            sampled = traced(command("sample --steps 8 --order dilated --guidance 1 --num 1 --device cpu"))
+            command("prepare text.txt --seq-length 32 --out data")()
+            quick = "--steps 1 --batch-size 8 --seq-length 32 --device cpu"
+            quick += " --valid-samples 0 --valid-every 0 --valid-batches 1"
+            step = traced(command(f"train tiny-mcdlm --data data --out run {quick}"), inside="train_step")
+            sampled = traced(command("sample --steps 8 --order dilated --guidance 1 --num-samples 1 --device cpu"))
         finally:
             sys.stdout.flush()
             os.dup2(out, 1)

@@ -21,16 +21,16 @@ from torch import Tensor
 from benchmarks.network import arguments, machine, timed
 from cdlm.devices import autocast
 from cdlm.methods import METHODS, Method
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.objective import Objective
 from cdlm.objective.loss import Loss, split, stack
 from cdlm.objective.target import Network
 from cdlm.rng import Rng, seeded
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
-from cdlm.train.step import Learner, learner, take_step
+from cdlm.train.step import Learner, make_learner, train_step
 from cdlm.types import Tokens
 
 HEADLINE = "mcdlm"
@@ -40,17 +40,18 @@ HEADLINE = "mcdlm"
 class Plain(Objective):
     """Eq. (8) with [b, l, v] laws in float32 everywhere."""
 
-    def loss(self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
+    def loss(
+        self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng, *, plain: bool = True
+    ) -> Loss:
         progress = step / self.total
         shares = [term.share(progress) for term in self.terms]
         x0 = x0.to(student.device)
         batch = []
         for term, (rows, stratum, strata) in zip(self.terms, split(shares, rng), strict=True):
             if len(rows):
-                own = rng[rows](term.name)
-                s, t = term.times(progress, stratum, strata, own)
-                batch.append((term, term.coupling(x0[rows.to(x0.device)], s, t, own, target)))
-        inputs = [pair.x_t if pair.input is None else pair.input for _, pair in batch]
+                data = x0[rows.to(x0.device)]
+                batch.append((term, term.draw(data, progress, stratum, strata, rng[rows], target)))
+        inputs = [pair.student_input for _, pair in batch]
         hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch]))
         law = student.head(hidden)  # [b, l, v], float32
         if target is not None:  # Algorithm 1: a target for every sequence, those with s = 0 among them
@@ -63,14 +64,14 @@ class Plain(Objective):
             here = slice(first, first + b)
             f = law[here].flatten(0, 1)
             first, tokens = first + b, tokens + b * l
-            at = pair.at(torch.arange(b * l, device=f.device))
+            at = pair.at(torch.arange(b * l, device=f.device)).to(f.device)
             clean = at.x0 if not isinstance(term.target, Network) else at.x_s.clamp(max=student.vocab - 1)
             d = term.divergence(target=clean.to(f.device), student=f, pair=at)
             if isinstance(term.target, Network):
                 assert target is not None
-                if pair.law is not None:
+                if pair.drawn_from is not None:
                     with torch.no_grad():
-                        seen = target.head(pair.law).flatten(0, 1)
+                        seen = target.head(pair.drawn_from).flatten(0, 1)
                     d = term.divergence(target=seen, student=f, pair=at)
                 dense = term.divergence(target=other[here].flatten(0, 1), student=f, pair=at)
                 d = torch.where(pair.known.flatten().to(f.device), d, dense)
@@ -82,9 +83,11 @@ class Plain(Objective):
 
 def main() -> None:
     parser, gpu = arguments(__doc__)
-    parser.set_defaults(vocab=50257 if gpu else 16384, hidden=768 if gpu else 384, blocks=12 if gpu else 8)
-    parser.add_argument("--length", type=int, default=1024 if gpu else 256)
-    parser.add_argument("--batch", type=int, default=64 if gpu else 8)
+    parser.set_defaults(
+        vocab_size=50257 if gpu else 16384, hidden_size=768 if gpu else 384, num_layers=12 if gpu else 8
+    )
+    parser.add_argument("--seq-length", type=int, default=1024 if gpu else 256)
+    parser.add_argument("--batch-size", type=int, default=64 if gpu else 8)
     parser.add_argument("--plain-batch", type=int, default=16 if gpu else 8, help="the plain version needs the memory")
     parser.add_argument(
         "--methods", nargs="+", default=["mdlm", "mcdlm", "udlm", "duo", "sdtt", "duo-dcd", "ucdlm", "ar"]
@@ -113,7 +116,7 @@ def method_rows(name: str, chosen: argparse.Namespace, rate: float | None) -> li
     rows: list[dict[str, Any]] = []
     for column in chosen.columns:
         torch._dynamo.reset()
-        batch = chosen.batch if column == "ours" else min(chosen.batch, chosen.plain_batch)
+        batch = chosen.batch_size if column == "ours" else min(chosen.batch_size, chosen.plain_batch)
         try:
             state = build(name, column, batch, chosen)
             data = tokens(batch, chosen)
@@ -123,8 +126,14 @@ def method_rows(name: str, chosen: argparse.Namespace, rate: float | None) -> li
         except torch.OutOfMemoryError:
             print(f"{name:>12} {column:>15}: does not fit")
             continue
-        speed = batch * chosen.length / seconds
-        row = {"method": name, "column": column, "batch": batch, "length": chosen.length, "vocab": chosen.vocab}
+        speed = batch * chosen.seq_length / seconds
+        row = {
+            "method": name,
+            "column": column,
+            "batch": batch,
+            "length": chosen.seq_length,
+            "vocab": chosen.vocab_size,
+        }
         row |= {"seconds": seconds, "tokens_per_second": speed, "gib": memory}
         row |= {"loss": float(loss_of(state, data[: chosen.plain_batch], chosen))}
         if column == "ours":
@@ -149,7 +158,7 @@ def method_rows(name: str, chosen: argparse.Namespace, rate: float | None) -> li
 def training(state: Learner, data: Tokens, several: int) -> Callable[[int], None]:
     def steps(k: int) -> None:
         for number in range(several):
-            take_step(state, lambda _, rows: data[rows], k * several + number)
+            train_step(state, lambda _, rows: data[rows], k * several + number)
 
     return steps
 
@@ -157,22 +166,26 @@ def training(state: Learner, data: Tokens, several: int) -> Callable[[int], None
 def build(name: str, column: str, batch: int, chosen: argparse.Namespace) -> Learner:
     """Networks and optimiser as in training; a distilled student has moved a little away from its teacher."""
     method: Method = METHODS[name]
-    process = method.default_process(chosen.vocab)
+    process = method.default_process(chosen.vocab_size)
     causal = method.process == "none"
-    size = {768: SIZES["110m"], 64: SIZES["tiny"]}.get(chosen.hidden, SIZES["small"])
-    shape: Architecture = dataclasses.replace(
-        size, hidden=chosen.hidden, blocks=chosen.blocks, causal=causal, time_conditioning=method.time_conditioning
+    size = {768: SIZES["110m"], 64: SIZES["tiny"]}.get(chosen.hidden_size, SIZES["small"])
+    shape: NetworkConfig = dataclasses.replace(
+        size,
+        hidden_size=chosen.hidden_size,
+        num_layers=chosen.num_layers,
+        causal=causal,
+        time_conditioning=method.time_conditioning,
     )
     dtype: Any = "bfloat16" if chosen.device == "cuda" else "float32"
-    config = RunConfig(name, network=shape, steps=1000, batch=batch, length=chosen.length, dtype=dtype,
+    config = TrainConfig(name, network=shape, steps=1000, batch_size=batch, seq_length=chosen.seq_length, dtype=dtype,
                        init_from="teacher" if method.starts_from else None,  # type: ignore[arg-type]
                        compile=chosen.device == "cuda" and column != "plain")  # fmt: skip
     torch.manual_seed(0)
-    denoiser = Denoiser(shape, process, vocab=chosen.vocab).to(chosen.device)
+    denoiser = Denoiser(shape, process, vocab=chosen.vocab_size).to(chosen.device)
     objective = method(process, 1000)
     if column != "ours":
         objective = Plain(objective.terms, objective.total, objective.reference)
-    state = learner(config, denoiser, objective, World())
+    state = make_learner(config, denoiser, objective, World())
     for parameter in denoiser.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     return state
@@ -180,14 +193,14 @@ def build(name: str, column: str, batch: int, chosen: argparse.Namespace) -> Lea
 
 def tokens(batch: int, chosen: argparse.Namespace) -> Tokens:
     """Tokens as frequent as those of text (Zipf), the same for every column."""
-    u = seeded(0, "tokens", batch=batch).uniform(chosen.length)
-    return (chosen.vocab**u - 1).long().clamp(max=chosen.vocab - 1)
+    u = seeded(0, "tokens", batch=batch).uniform(chosen.seq_length)
+    return (chosen.vocab_size**u - 1).long().clamp(max=chosen.vocab_size - 1)
 
 
 def loss_of(state: Learner, data: Tokens, chosen: argparse.Namespace) -> Tensor:
     """The loss of one batch without dropout, for comparison. Weights have moved apart by now: build them anew."""
     torch.manual_seed(0)
-    fresh = Denoiser(state.denoiser.shape, state.denoiser.process, vocab=chosen.vocab).to(chosen.device).eval()
+    fresh = Denoiser(state.denoiser.config, state.denoiser.process, vocab=chosen.vocab_size).to(chosen.device).eval()
     target = frozen_copy(fresh) if state.objective.network else None
     for parameter in fresh.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
@@ -227,14 +240,14 @@ def shares(state: Learner, data: Tokens, seconds: float, chosen: argparse.Namesp
 
 def work(state: Learner, row: dict[str, Any], chosen: argparse.Namespace) -> float:
     """Arithmetic of a step: what the method asks for, however it is computed."""
-    shape, n = state.denoiser.shape, row["batch"] * row["length"]
-    block = 12 * shape.hidden**2 * shape.blocks
-    attention = 2 * shape.blocks * row["length"] * shape.hidden * (0.5 if shape.causal else 1.0)
+    shape, n = state.denoiser.config, row["batch"] * row["length"]
+    block = 12 * shape.hidden_size**2 * shape.num_layers
+    attention = 2 * shape.num_layers * row["length"] * shape.hidden_size * (0.5 if shape.causal else 1.0)
     noisy = 0.5 if state.denoiser.process is not None and state.denoiser.process.name == "masked" else 1.0
-    total = 6.0 * n * (block + attention + noisy * shape.hidden * chosen.vocab)
+    total = 6.0 * n * (block + attention + noisy * shape.hidden_size * chosen.vocab_size)
     if state.target is not None:
         share = state.objective.terms[0].share(0.0) / sum(term.share(0.0) for term in state.objective.terms)
-        total += 2.0 * n * share * (block + attention + noisy / 2 * shape.hidden * chosen.vocab)
+        total += 2.0 * n * share * (block + attention + noisy / 2 * shape.hidden_size * chosen.vocab_size)
     return total
 
 

@@ -36,9 +36,13 @@ def pick_device(name: Device = "auto") -> "torch.device":
 
 
 def send(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    """The tensor there; from the host to a GPU without waiting for what it is computing."""
+    """The tensor on the device; from the host to a GPU without waiting for what it is computing."""
+    import torch
+
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "mps" and tensor.dtype == torch.float64:  # Apple's GPUs have no double
+        return tensor.float().to(device)
     return tensor.to(device)
 
 

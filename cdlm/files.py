@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return values
+
+
+def rename_keys(values: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """JSON values of an earlier version under the present names; a value given under both names is an error."""
+    twice = [old for old, new in renamed.items() if old in values and new in values]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is the former name of {renamed[twice[0]]!r}; give only the latter")
+    return {renamed.get(name, name): value for name, value in values.items()}
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -71,7 +79,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def take(handle: int, message: str) -> None:
+def lock(handle: int, message: str) -> None:
     """Lock an open file or folder until it is closed, or say who is in the way."""
     try:
         import fcntl
@@ -88,7 +96,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Hold a folder for this run: a second run there is refused."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        take(handle, f"another run is writing to {folder}; wait for it, or choose another --out")
+        lock(handle, f"another run is writing to {folder}; wait for it, or choose another --out")
         yield
     finally:
         os.close(handle)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdlm import zoo
 from cdlm.devices import Dtype
-from cdlm.files import VERSION, read_object
+from cdlm.files import VERSION
 
 if TYPE_CHECKING:
     from cdlm.model.denoiser import Denoiser
@@ -116,13 +116,13 @@ def write_folder(
 
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
-    pretrained.save(denoiser, out, getattr(torch, dtype), part)
-    config = read_object(out / "config.json") | about
+    pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
+    config = pretrained.read_model_config(out) | about
     if denoiser.process is not None:
         name = Path(CODE).stem
         config |= {"model_type": "cdlm", "architectures": ["CDLMForMaskedLM"]}
         config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", "AutoModelForMaskedLM": f"{name}.CDLMForMaskedLM"}
-        config["process"]["states"] = denoiser.process.states
+        config["process"]["num_states"] = denoiser.process.states
         (out / CODE).write_text(_CODE)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in ("tokenizer.json", "vocab.json", "merges.txt"):
@@ -134,9 +134,11 @@ def write_folder(
 
 def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
     """The card of a model folder, under the name that one loads it by; the README.md of another hand is not touched."""
+    from cdlm.model import pretrained
+
     path = folder / "README.md"
     if not path.exists() or path.read_text(encoding="utf-8", errors="replace").startswith("\n".join(_HEAD)):
-        path.write_text(card(name, read_object(folder / "config.json"), parameters, rows), encoding="utf-8")
+        path.write_text(card(name, pretrained.read_model_config(folder), parameters, rows), encoding="utf-8")
 
 
 def push(folder: Path, to: str, private: bool = False) -> str:
@@ -178,7 +180,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
             f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
             "it again, or copy the model's folder from a machine that has it"
         ) from None
-    pretrained.load(kept or aside)  # what cannot be opened is not handed over
+    pretrained.load_denoiser(kept or aside)  # what cannot be opened is not handed over
     if kept is not None:
         aside.mkdir(parents=True, exist_ok=True)
         for path in {path for pattern in PATTERNS for path in kept.glob(pattern)}:
@@ -189,23 +191,24 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 
 def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
-    from cdlm.methods import method_name
+    from cdlm.methods.spec import method_name
 
-    trained, text = config.get("training") or {}, config.get("text") or {}
+    training = config.get("training") or {}
+    max_length = (config.get("text") or {}).get("max_length")
     process = config.get("process")
     kind = "autoregressive" if process is None else f"{process['name']} diffusion"
     lines = [*_HEAD, f"# {name}", ""]
     lines += [f"A {kind} language model with {parameters / 1e6:,.1f}M parameters, written by cdlm {VERSION}.", ""]
-    if trained:
-        how = method_name(trained["method"])
-        tokens = trained["steps"] * trained.get("batch", 0) * trained.get("length", 0)
-        line = f"Trained by {how} (`{trained['method']}`): {trained['steps']:,} steps"
+    if training:
+        method = method_name(training["method"])
+        tokens = training["steps"] * training.get("batch_size", 0) * training.get("seq_length", 0)
+        line = f"Trained by {method} (`{training['method']}`): {training['steps']:,} steps"
         lines += [line + (f", {tokens / 1e6:,.0f}M tokens." if tokens else "."), ""]
-        if trained.get("from"):
-            base = trained["from"]
+        if training.get("from"):
+            base = training["from"]
             lines += [f"It started from a model trained by `{base['method']}` for {base['steps']:,} steps.", ""]
-    if text.get("length"):
-        lines += [f"Texts have up to {text['length']:,} tokens.", ""]
+    if max_length:
+        lines += [f"Texts have up to {max_length:,} tokens.", ""]
     lines += [
         "## Use",
         "",

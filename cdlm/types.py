@@ -46,10 +46,16 @@ class Mixture:
     weights: Float[Tensor, "b l k"]
     rest: Float[Tensor, "b l"]
 
+    def to(self, device: torch.device) -> "Mixture":
+        return Mixture(send(self.ids, device), send(self.weights, device), send(self.rest, device))
+
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One draw of (x_s, x_t) given x_0 from a coupling Pi, with everything that Eq. (8) asks of it."""
+    """One draw of (x_s, x_t) given x_0 from a coupling Pi, with everything that Eq. (8) asks of it.
+
+    Times are on the host. So are `positions` and `known` in training: rows are chosen without waiting for a GPU.
+    """
 
     x0: Int[Tensor, "..."]
     x_s: Int[Tensor, "..."]
@@ -67,22 +73,39 @@ class Pair:
     """pi, for divergences between reverse rates."""
     input: Mixture | Int[Tensor, "..."] | None = None
     """What the student sees, where it is not x_t itself."""
-    law: Float[Tensor, "b l d"] | None = None
-    """Hidden rows of the law that the newly known tokens were drawn from, where it is not a point mass."""
+    drawn_from: Float[Tensor, "b l d"] | None = None
+    """Hidden states whose distributions the newly known tokens were drawn from, where they are not point masses."""
+
+    @property
+    def student_input(self) -> Mixture | Int[Tensor, "..."]:
+        return self.x_t if self.input is None else self.input
 
     def at(self, index: Index) -> "Pair":
-        """The same record at chosen rows: every field has the shape [n], and stays on the device it is on."""
-        l, places = self.x0.shape[-1], {index.device: index}
+        """The same record at chosen positions: every field has the shape [n], and stays on the device it is on."""
+        length, indices = self.x0.shape[-1], {index.device: index}
 
-        def rows(field: Tensor) -> Tensor:
-            if field.device not in places:
-                places[field.device] = send(index, field.device)
-            here = places[field.device]
-            return field[here // l] if field.dim() == 1 else field.flatten()[here]
+        def chosen(field: Tensor) -> Tensor:
+            if field.device not in indices:
+                indices[field.device] = send(index, field.device)
+            rows = indices[field.device]
+            return field[rows // length] if field.dim() == 1 else field.flatten()[rows]
 
         names = ("x0", "x_s", "x_t", "s", "t", "alpha_s", "alpha_t", "dalpha_t", "positions", "known")
-        fields: dict[str, Any] = {name: rows(getattr(self, name)) for name in names}
+        fields: dict[str, Any] = {name: chosen(getattr(self, name)) for name in names}
         return Pair(**fields, prior=self.prior)
+
+    def to(self, device: torch.device) -> "Pair":
+        """The same record with every field on one device."""
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if isinstance(value, Tensor | Mixture):
+                fields[name] = to_device(value, device)
+        return dataclasses.replace(self, **fields)
+
+
+def select(field: Int[Tensor, "b l"], index: Index) -> Int[Tensor, "n"]:
+    """Tokens at positions that are flattened over batch and length, on the device of the tokens."""
+    return field.flatten()[send(index, field.device)]
 
 
 def wide(device: torch.device | str) -> torch.dtype:
@@ -90,8 +113,6 @@ def wide(device: torch.device | str) -> torch.dtype:
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
-def there(x: Tensor | Mixture, device: torch.device) -> Tensor | Mixture:
+def to_device(x: Tensor | Mixture, device: torch.device) -> Tensor | Mixture:
     """Tokens, plain or relaxed, on a device."""
-    if isinstance(x, Tensor):
-        return send(x, device)
-    return Mixture(*(send(part, device) for part in (x.ids, x.weights, x.rest)))
+    return send(x, device) if isinstance(x, Tensor) else x.to(device)

@@ -198,7 +198,8 @@ def api() -> str:
     """docs/api.md: the names that other code may rely on, with their own words."""
     import cdlm.eval.config
     import cdlm.methods
-    import cdlm.model.architecture
+    import cdlm.methods.spec
+    import cdlm.model.config
     import cdlm.objective
     import cdlm.process
     import cdlm.sample.generate
@@ -231,7 +232,7 @@ def api() -> str:
         "",
         *kind(cdlm.methods.Method, "cdlm.methods.Method"),
         *function(cdlm.methods.Method.__call__, "Method.__call__"),
-        *function(cdlm.methods.parse_method, "cdlm.methods.parse_method"),
+        *function(cdlm.methods.spec.parse_method, "cdlm.methods.spec.parse_method"),
         *kind(objective, "cdlm.objective.Objective"),
         *function(objective.loss, "Objective.loss"),
         *kind(cdlm.objective.Term, "cdlm.objective.Term"),
@@ -247,8 +248,8 @@ def api() -> str:
         "",
         "On the command line `--log-every 10` is `log_every`; `cdlm train RECIPE --help` and so on say the same.",
         "",
-        *kind(cdlm.train.config.RunConfig, "cdlm.train.config.RunConfig"),
-        *kind(cdlm.model.architecture.Architecture, "cdlm.model.architecture.Architecture"),
+        *kind(cdlm.train.config.TrainConfig, "cdlm.train.config.TrainConfig"),
+        *kind(cdlm.model.config.NetworkConfig, "cdlm.model.config.NetworkConfig"),
         *kind(cdlm.eval.config.EvalConfig, "cdlm.eval.config.EvalConfig"),
         "## HTTP",
         "",

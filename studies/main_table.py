@@ -1,6 +1,6 @@
 """The paper's main tables in the small: every row trained on the same tokens (half for AR), sampled, and judged.
 
-    cdlm prepare train.txt --valid valid.txt --train-vocab 16384 --length 256 --packing plain --out tokens
+    cdlm prepare train.txt --valid valid.txt --train-vocab-size 16384 --seq-length 256 --packing plain --out tokens
     python -m studies.main_table --data tokens --texts corpus                        # every row, one after another
     python -m studies.main_table --data tokens --texts corpus --rows judge ar mdlm   # some; others may run beside them
     cdlm report studies/results/main/* --compare paper --out runs/report/main

@@ -62,10 +62,10 @@ class Mean:
     first: Prediction
     others: tuple[tuple[Prediction, Tensor], ...]
 
-    def law(self) -> LogLaw:
-        total = self.first.law()
+    def log_probs(self) -> LogLaw:
+        total = self.first.log_probs()
         for other, silent in self.others:
-            total = torch.where(silent[:, None], total, torch.logaddexp(total, other.law()))
+            total = torch.where(silent[:, None], total, torch.logaddexp(total, other.log_probs()))
         return total.log_softmax(-1)
 
 
@@ -84,7 +84,7 @@ class MeanNetwork(Network):
             hidden = network.features(other.x_s, other.alpha_s).flatten(0, 1)
             rows = hidden[send(dense, hidden.device)]
             silent = send(other.known.flatten()[send(dense, other.known.device)], hidden.device)
-            others.append((goal._replace(rows=rows), silent))
+            others.append((goal._replace(hidden=rows), silent))
         return [certain, (dense, Mean(goal, tuple(others)))]
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.sweep import evaluate
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
 from cdlm.train.recipes import RECIPES
 
@@ -159,12 +159,16 @@ def scratch_path(name: str, options: StudyOptions) -> Path:
     return options.scratch / options.out.name / name
 
 
-def train_config(row: StudyRow, options: StudyOptions, out: Path, share: float = 1.0) -> RunConfig:
+def train_config(row: StudyRow, options: StudyOptions, out: Path, share: float = 1.0) -> TrainConfig:
     """A recipe, in its proportion of the study's steps: decays and schedules keep their share of the run."""
     config = RECIPES[row.recipe].config
     config = dataclasses.replace(config, network=dataclasses.replace(config.network, **row.network))
     steps = max(1, round(config.steps * share * options.steps / FULL))
-    changes: dict[str, Any] = {"steps": steps, "reference": round(config.reference * share), "seed": row.seed}
+    changes: dict[str, Any] = {
+        "steps": steps,
+        "reference_steps": round(config.reference_steps * share),
+        "seed": row.seed,
+    }
     changes |= {
         "data": options.scratch / row.data if row.data else options.data,
         "out": out,
@@ -172,13 +176,13 @@ def train_config(row: StudyRow, options: StudyOptions, out: Path, share: float =
         "method": row.method or config.method,
     }
     changes |= {"init_from": options.scratch / row.start} if row.start else {}
-    changes |= {"valid_every": 0, "samples": 0, "save_every": steps, "keep": 1, "log_every": 50}
+    changes |= {"valid_every": 0, "valid_samples": 0, "save_every": steps, "keep_checkpoints": 1, "log_every": 50}
     if options.small:
-        network = dataclasses.replace(config.network, hidden=64, blocks=2, heads=2, cond=32)
+        network = dataclasses.replace(config.network, hidden_size=64, num_layers=2, num_heads=2, cond_dim=32)
         changes |= {
             "network": network,
-            "batch": 4,
-            "length": 32,
+            "batch_size": 4,
+            "seq_length": 32,
             "dtype": "float32",
             "compile": False,
             "valid_batches": 1,

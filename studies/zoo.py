@@ -1,6 +1,6 @@
 """The models that come with the package: trained, made into folders, and measured.
 
-    cdlm prepare train.txt --valid valid.txt --train-vocab 8192 --length 256 --packing sentences --out tokens
+    cdlm prepare train.txt --valid valid.txt --train-vocab-size 8192 --seq-length 256 --packing sentences --out tokens
     python -m studies.zoo train --data tokens
     python -m studies.zoo export --models models
     python -m studies.zoo sample --models models
@@ -33,7 +33,7 @@ from cdlm.data.tokens import open_tokens
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import FORMAT, RESULTS, Samples, read_samples, samples_key, samples_path, write_samples
 from cdlm.eval.sweep import evaluate
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
 from cdlm.train.recipes import RECIPES
 from studies.words import english_share, repeated_share
@@ -45,17 +45,17 @@ FRESH_SEED, FRESH_SUFFIX = 1, "-fresh"
 """The seed of the texts that no setting was chosen by, and how their folders end."""
 SHARD_SIZE = 15_000_000
 """Bytes of a file of weights, at most."""
-SMALL: dict[str, Any] = {"steps": 4, "batch": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
+SMALL: dict[str, Any] = {"steps": 4, "batch_size": 4, "dtype": "float32", "compile": False, "valid_batches": 1}
 
 
-def zoo_config(name: str, data: Path, runs: Path, small: bool = False) -> RunConfig:
+def zoo_config(name: str, data: Path, runs: Path, small: bool = False) -> TrainConfig:
     """A recipe of the zoo, with its folders elsewhere; `small` tries the script."""
     config = RECIPES[f"zoo-{name}"].config
     start = runs / config.init_from.name if config.init_from else None
     config = dataclasses.replace(config, data=data, out=runs / config.out.name, init_from=start)
     if not small:
         return config
-    network = dataclasses.replace(config.network, hidden=32, blocks=2, heads=2)
+    network = dataclasses.replace(config.network, hidden_size=32, num_layers=2, num_heads=2)
     return dataclasses.replace(config, network=network, **SMALL)
 
 

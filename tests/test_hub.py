@@ -15,6 +15,7 @@ from cdlm.cli.pull import PullConfig
 from cdlm.cli.push import PushConfig, upload
 from cdlm.files import digest
 from cdlm.hub import CODE, card, pull
+from cdlm.model import pretrained
 from cdlm.model.pretrained import LayoutError
 
 from .writers import BPE, write_model
@@ -24,8 +25,8 @@ from .writers import BPE, write_model
 def model(tmp_path: Path) -> Path:
     folder = write_model(tmp_path / "model", "masked", BPE, length=16, framed=True)
     config = json.loads((folder / "config.json").read_text())
-    trained = {"method": "mcdlm:kappa=0.2", "steps": 300, "batch": 16, "length": 16, "from": None}
-    (folder / "config.json").write_text(json.dumps({**config, "trained": trained}))
+    training = {"method": "mcdlm:kappa=0.2", "steps": 300, "batch_size": 16, "seq_length": 16, "from": None}
+    (folder / "config.json").write_text(json.dumps({**config, "training": training}))
     return folder
 
 
@@ -82,6 +83,60 @@ def test_damaged_parts_are_named(model: Path, tmp_path: Path, spoil: str) -> Non
 def test_too_small_parts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="are too small"):
         cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", max_shard_size=100)
+
+
+def as_version_1(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as version 0.1 of the package wrote it."""
+    process, network, text = config["process"], config["network"], config["text"]
+    return {
+        **{key: value for key, value in config.items() if key not in ("vocab_size", "network", "training")},
+        "version": 1,
+        "vocab": config["vocab_size"],
+        "process": {
+            "name": process["name"],
+            "noise": process["noise_schedule"],
+            "eps": process["eps"],
+            "states": process["num_states"],
+        },
+        "architecture": {
+            "hidden": network["hidden_size"],
+            "blocks": network["num_layers"],
+            "heads": network["num_heads"],
+            "cond": network["cond_dim"],
+            "dropout": network["dropout"],
+            "time_conditioning": network["time_conditioning"],
+            "causal": network["causal"],
+            "absolute": network["position_embeddings"],
+            "tied": network["tie_embeddings"],
+        },
+        "text": {
+            "length": text["max_length"],
+            "posterior": text["posterior"],
+            "framed": text["bos_framed"],
+            "padded": text["eos_padded"],
+        },
+        "trained": {"method": "mdlm", "steps": 3, "batch": 2, "length": 16, "from": None},
+    }
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+def test_transformers_opens_what_version_1_wrote(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    one = cdlm.load(write_model(tmp_path / "model", kind, BPE, length=16), "cpu")
+    folder = one.save_pretrained(tmp_path / f"first-{kind}")
+    config = as_version_1(json.loads((folder / "config.json").read_text()))
+    (folder / "config.json").write_text(json.dumps(config))
+    other = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+    x, t = torch.randint(0, BPE.vocab_size, (2, 8)), torch.tensor([0.3, 0.9])
+    assert torch.allclose(other(x, timesteps=t).logits.exp(), one.denoiser(x, t).exp(), atol=1e-6)
+    assert cdlm.load(folder, "cpu").length == 16
+    assert "3 steps" in card("x", pretrained.read_model_config(folder), 1)
+    again = one.save_pretrained(tmp_path / "again")
+    other.config.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert saved["network"] == json.loads((again / "config.json").read_text())["network"]
 
 
 @pytest.mark.filterwarnings("default")

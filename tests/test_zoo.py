@@ -1,7 +1,6 @@
 """The models that come with the package: what they promise in size, and that they write English as they are."""
 
 import dataclasses
-import html
 import json
 import re
 from pathlib import Path
@@ -11,10 +10,8 @@ import torch
 
 import cdlm
 from cdlm import zoo
-from cdlm.cli import demo
-from cdlm.cli.demo import DemoConfig, run_demo
 from cdlm.data import END
-from cdlm.methods import same_method
+from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
 from cdlm.sample.settings import Sampling, flags
@@ -25,7 +22,6 @@ from studies.words import english_share
 
 from .cli.test_main import cdlm as command
 from .cli.test_pipeline import succeed
-from .writers import BPE, write_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "zoo"
@@ -52,7 +48,7 @@ def test_sizes(name: str) -> None:
     assert len(parts) == 3
     assert max(parts) < 16_000_000
     assert sum(parts) <= 36_000_000
-    assert pretrained.count(folder) == pretrained.load(folder).count() == 17_761_056 <= 18_000_000
+    assert pretrained.count(folder) == pretrained.load_denoiser(folder).count() == 17_761_056 <= 18_000_000
     index = json.loads((folder / pretrained.INDEX).read_text())
     assert set(index["weight_map"].values()) == {path.name for path in folder.glob("*.safetensors")}
 
@@ -69,13 +65,13 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
             elif field.name not in ways:
                 assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
     config = json.loads((zoo.HERE / name / "config.json").read_text())
-    assert config["architecture"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
-    last, first = config["trained"], config["trained"]["from"]
+    assert config["network"] == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    last, first = config["training"], config["training"]["from"]
     for trained, row in ((last, name), (first, "base")):
         recipe = RECIPES[f"zoo-{row}"].config
         assert same_method(trained["method"], recipe.method)
         assert trained["steps"] == recipe.steps
-        assert (trained["batch"], trained["length"]) == (recipe.batch, recipe.length)
+        assert (trained["batch_size"], trained["seq_length"]) == (recipe.batch_size, recipe.seq_length)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,9 +142,21 @@ def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
 def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
     """With its tokenizer, by its name too; the new model tells where it comes from."""
     (tmp_path / "text.txt").write_text("The sea was calm, and the ship lay still. " * 400)
-    told = ["--tokenizer", "mdlm", "--length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
+    told = ["--tokenizer", "mdlm", "--seq-length", "256", "--packing", "sentences", "--out", str(tmp_path / "tokens")]
     succeed(command("prepare", str(tmp_path / "text.txt"), *told))
-    run = ["--init-from", "mdlm", "--steps", "1", "--batch", "1", "--no-compile", "--samples", "0", "--device", "cpu"]
+    run = [
+        "--init-from",
+        "mdlm",
+        "--steps",
+        "1",
+        "--batch-size",
+        "1",
+        "--no-compile",
+        "--valid-samples",
+        "0",
+        "--device",
+        "cpu",
+    ]
     run += ["--valid-batches", "1", "--out", str(tmp_path / "run")]
     succeed(command("train", "zoo-mdlm", "--data", str(tmp_path / "tokens"), *run))
     assert cdlm.load(tmp_path / "run", "cpu").trained["from"] == cdlm.load("mdlm", "cpu").trained
@@ -161,41 +169,6 @@ def test_the_list_names_them_all() -> None:
     for part in ("17.8M", "36 MB", "1.34B", "--order dilated", str(zoo.HERE)):
         assert part in " ".join(text.split())
     assert command("zoo", "--sise").returncode != 0
-
-
-def test_the_demo_shows_both_models_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "demo"
-    monkeypatch.setattr(demo, "LADDER", (2, 3))
-    monkeypatch.setattr(demo, "PLAIN", (2, 5))
-    takes = run_demo(DemoConfig(steps=4, moons=False, device="cpu", out=out))
-    assert [take.model.name for take in takes[:2]] == list(reversed(zoo.names()))
-    assert [take.how.steps for take in takes] == [4, 4, 2, 2, 3, 3, 2, 5]
-    assert [take.how.order for take in takes[-2:]] == ["random"] * 2
-    page = (out / "index.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 2
-    for take in takes:
-        assert re.fullmatch(r"\d+ evaluations, \d+\.\d s, entropy \d\.\d\d nats", take.cost)
-        assert html.escape(take.text) in page
-        how = {"order": take.how.order, "steps": take.how.steps}
-        assert take.text == take.model.sample(seed=0, **how)[0].text.strip()
-    assert "<code>cdlm sample</code>" in page
-    outside = re.sub(r"base64,[^\"]+", "", page)
-    assert "http" not in outside
-    assert "<script" not in outside
-    with pytest.raises(ValueError, match="is a file; give a folder"):
-        DemoConfig(out=out / "index.html")
-
-
-def test_a_demo_of_more_steps_than_tokens_shows_finished_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"length": 8, "framed": True, "padded": True}
-    for name in NAMES:
-        write_model(tmp_path / name, "masked", BPE, own=[{"steps": 4, "order": "dilated", "temperature": 0.5}], **small)
-    monkeypatch.setattr(zoo, "HERE", tmp_path)
-    takes = run_demo(DemoConfig(steps=40, moons=False, device="cpu", out=tmp_path / "demo"))
-    assert len(takes[0].frames) <= 9
-    assert all(max(take.frames[-1].tokens[0]) < take.model.denoiser.vocab for take in takes)
-    assert takes[-1].settings == "--steps 64 --order random --temperature 1"
-    assert "moons" not in (tmp_path / "demo" / "index.html").read_text()
 
 
 def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Model]) -> None:

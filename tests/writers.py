@@ -13,9 +13,9 @@ from tokenizers import decoders, models
 import cdlm
 from cdlm.data import END
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import masked, uniform
 from cdlm.text.pipeline import Pipeline
 
@@ -41,22 +41,28 @@ def write_model(
     v = vocab or words.vocab_size
     process = {"masked": masked, "uniform": uniform}[kind](v) if kind != "causal" else None
     torch.manual_seed(1)
-    shape = Architecture(16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None, tied=tied)
+    shape = NetworkConfig(
+        16, 2, 2, 8, 0.0, time_conditioning=kind == "uniform", causal=process is None, tie_embeddings=tied
+    )
     denoiser = Denoiser(shape, process, None if process else v)
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     with torch.no_grad():
         denoiser.backbone.output_layer.linear.bias[words.eos] += favour
-    save(denoiser, folder)
+    save_denoiser(denoiser, folder)
     words.save(folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= ({"text": about} if about else {}) | ({"sampling": own} if own else {})
+    renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
+    text = {renamed.get(name, name): value for name, value in about.items()}
+    config |= ({"text": text} if text else {}) | ({"sampling": own} if own else {})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @functools.cache
-def small(kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool) -> Pipeline:
+def small(
+    kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool
+) -> Pipeline:
     """The same in double precision, where a text does not depend on its batch."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "small", kind, TOKENIZERS[words], favour, length=length, **about)

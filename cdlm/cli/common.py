@@ -11,7 +11,7 @@ from rich.console import Console
 from cdlm.cli.main import fail
 
 if TYPE_CHECKING:
-    from cdlm.train.config import RunConfig
+    from cdlm.train.config import TrainConfig
 
 Config = TypeVar("Config")
 
@@ -63,7 +63,7 @@ def prepare_torch() -> None:
     torch.set_flush_denormal(True)  # tiny probabilities make denormals, which slow a CPU down tenfold
 
 
-def recipe(name: str) -> "RunConfig":
+def recipe(name: str) -> "TrainConfig":
     """A named run, or the settings in a run.json."""
     from cdlm.train.config import read_config
     from cdlm.train.recipes import RECIPES

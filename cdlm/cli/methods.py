@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cdlm.cli.common import console, parse, prepare_torch
 from cdlm.devices import Device, Dtype, autocast, pick_device, weight_dtype
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 
 GPT2_VOCAB = 50_257
 
@@ -22,11 +22,11 @@ class MethodsConfig:
 
     run: Literal["no", "tiny", "small", "110m"] = "no"
     """Also build this network, print its parameters, and run one training step of every method."""
-    vocab: int = GPT2_VOCAB
+    vocab_size: int = GPT2_VOCAB
     """Tokens without the mask."""
-    batch: int = 2
+    batch_size: int = 2
     """Sequences in the step."""
-    length: int = 64
+    seq_length: int = 64
     """Tokens in a sequence of the step."""
     seed: int = 0
     """Fixes weights, data and noise of the step."""
@@ -36,8 +36,10 @@ class MethodsConfig:
     """Precision of the step."""
 
     def __post_init__(self) -> None:
-        if self.vocab < 2 or self.batch < 1 or self.length < 2:
-            raise ValueError("--vocab and --length must be at least 2, --batch at least 1")
+        for name, least in (("vocab_size", 2), ("batch_size", 1), ("seq_length", 2)):
+            if getattr(self, name) < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must be at least {least} (got {getattr(self, name)})")
 
 
 def main(arguments: list[str]) -> None:
@@ -65,7 +67,7 @@ def show_methods(config: MethodsConfig, console: Console) -> None:
     ):
         table.add_column(heading)
     for slug, method in METHODS.items():
-        for i, term in enumerate(method(method.default_process(config.vocab)).terms):
+        for i, term in enumerate(method(method.default_process(config.vocab_size)).terms):
             network = "causal" if method.process == "none" else "bidirectional"
             network += ", time-conditioned" * method.time_conditioning
             network += f", from {method.starts_from}" if method.starts_from else ""
@@ -85,28 +87,28 @@ def show_methods(config: MethodsConfig, console: Console) -> None:
         run_steps(config, SIZES[config.run], console)
 
 
-def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> None:
+def run_steps(config: MethodsConfig, size: NetworkConfig, console: Console) -> None:
     """One forward, backward and optimizer step of every method on one network."""
     import torch
 
     from cdlm.methods import METHODS
     from cdlm.model.denoiser import Denoiser
     from cdlm.model.ema import frozen_copy
-    from cdlm.objective.loss import plain_loss
     from cdlm.rng import seeded
 
     device = pick_device(config.device)
-    table = Table(title=f"One step of {config.batch} x {config.length} tokens on {device}, {config.dtype}")
+    table = Table(title=f"One step of {config.batch_size} x {config.seq_length} tokens on {device}, {config.dtype}")
     for heading in ("method", "parameters", "loss (nats per token)", "gradient norm", "seconds"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    x0 = seeded(config.seed, "tokens", batch=config.batch).integers(config.length, config.vocab).to(device)
+    rng = seeded(config.seed, "tokens", batch=config.batch_size)
+    x0 = rng.integers(config.seq_length, config.vocab_size).to(device)
     with console.status("running one step of every method") as status:
         for method in METHODS.values():
             status.update(f"one step of {method.name}")
             torch.manual_seed(config.seed)
             causal = method.process == "none"
-            shape = dataclasses.replace(size, causal=causal, time_conditioning=method.time_conditioning)
-            denoiser = Denoiser(shape, method.default_process(config.vocab), vocab=config.vocab)
+            network = dataclasses.replace(size, causal=causal, time_conditioning=method.time_conditioning)
+            denoiser = Denoiser(network, method.default_process(config.vocab_size), vocab=config.vocab_size)
             denoiser = denoiser.to(device, weight_dtype(device, config.dtype))
             objective = method(denoiser.process)
             target = frozen_copy(denoiser) if objective.network else None
@@ -118,7 +120,8 @@ def run_steps(config: MethodsConfig, size: Architecture, console: Console) -> No
                 torch.cuda.synchronize()
             began = time.perf_counter()
             with autocast(device, config.dtype):
-                loss = plain_loss(objective, denoiser, target, x0, 0, seeded(config.seed, "step", batch=config.batch))
+                rng = seeded(config.seed, "step", batch=config.batch_size)
+                loss = objective.loss(denoiser, target, x0, 0, rng, plain=True)
             loss.total.backward()
             norm = torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
             optimizer.step()

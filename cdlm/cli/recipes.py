@@ -26,7 +26,7 @@ def show_recipes(console: Console) -> None:
         table.add_column(heading)
     for name, recipe in RECIPES.items():
         config = recipe.config
-        size = f"{config.steps:,} x {config.batch} x {config.length}"
+        size = f"{config.steps:,} x {config.batch_size} x {config.seq_length}"
         command = f"cdlm train {name} --data DIR" + (f" --init-from {config.init_from}" if config.init_from else "")
         table.add_row(name, recipe.reproduces, command, size, recipe.cost)
     console.print(table)

@@ -143,7 +143,6 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]
-    model.check(templates, settings)
     frames = model.frames(templates, settings, config.seed) if config.watch or config.animate else None
     if frames is not None and len(templates) > config.batch_size:
         raise ValueError(
@@ -368,7 +367,7 @@ def _summary(
         line += f"; {generated:,} tokens in {seconds:.2f} s, {generated / seconds:,.0f} tok/s"
     if config.model is None:
         line = f"no model was named: {model.name} is bundled with cdlm (see cdlm zoo)\n{line}"
-    values = explicit(settings, model.generation_config)
+    values = explicit(settings, model.generation_config, model.posterior)
     by_source: dict[str, dict[str, Any]] = {}
     for name, source in sources(settings, given_settings(config), model.generation_config).items():
         if name in values:

@@ -8,7 +8,7 @@ import tyro
 
 from cdlm.cli.common import parse, prepare_torch, recipe
 from cdlm.cli.main import fail
-from cdlm.train.config import Resume, RunConfig
+from cdlm.train.config import Resume, TrainConfig
 
 
 def main(arguments: list[str]) -> None:
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     class Train:
         """Train a model; nothing is lost if the machine dies: go on with --resume auto."""
 
-        config: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default
         resume: Resume = "no"
         """auto continues the run in --out if there is one; force does so although its settings differ."""
 

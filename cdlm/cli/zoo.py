@@ -7,9 +7,7 @@ from rich.table import Table
 
 from cdlm import zoo
 from cdlm.cli.common import console, parse
-from cdlm.files import read_object
 from cdlm.sample.settings import explicit, flags, resolve
-from cdlm.text.generation_config import read_generation_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +22,9 @@ def main(arguments: list[str]) -> None:
 
 def show_zoo(console: Console) -> None:
     """The models that come with the package: what they are, how they write best, and where they lie."""
-    from cdlm.methods import method_name
+    from cdlm.methods.spec import method_name
     from cdlm.model import pretrained
+    from cdlm.text.generation_config import read_generation_config
 
     table = Table(title="Models that come with cdlm", show_lines=True)
     for heading in ("model", "trained by", "parameters", "on disk", "tokens seen"):
@@ -33,16 +32,18 @@ def show_zoo(console: Console) -> None:
     best: list[str] = []
     for name in zoo.names():
         folder = zoo.HERE / name
-        config = read_object(folder / "config.json")
+        config = pretrained.read_model_config(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         numbers = pretrained.count(folder)
-        trained, chain, seen = config["trained"], dict[str, None](), 0
-        while trained:
-            chain[method_name(trained["method"])] = None
-            seen += trained["steps"] * trained["batch"] * trained["length"]
-            trained = trained["from"]
+        training = config["training"]
+        chain: dict[str, None] = {}
+        tokens_seen = 0
+        while training:
+            chain[method_name(training["method"])] = None
+            tokens_seen += training["steps"] * training["batch_size"] * training["seq_length"]
+            training = training["from"]
         table.add_row(
-            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{seen / 1e9:.2f}B"
+            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{tokens_seen / 1e9:.2f}B"
         )
         usual = read_generation_config(folder, config)
         presets = usual.get("step_presets", [usual])

@@ -24,12 +24,12 @@ class PrepareConfig:
     tokenizer: str = BYTES
     """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
     name of a model of cdlm zoo, which has its own."""
-    train_vocab: int = 0
+    train_vocab_size: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"
     """wrapped: blocks of start + (length - 2) tokens + end, as MDLM and DUO; plain: one stream, cut when training;
     sentences: start + whole sentences of one document, filled up with ends, so that texts begin and end as such."""
-    length: int = 1024
+    seq_length: int = 1024
     """Ids in a block; for plain packing only the default of training."""
     document_eos: bool = True
     """Put the end-of-text id after every document; DUO's zero-shot sets do without."""
@@ -37,7 +37,7 @@ class PrepareConfig:
     """Separate inputs for the validation split."""
     valid_documents: int = 0
     """Use the last so many documents for validation."""
-    valid_share: float | None = None
+    valid_fraction: float | None = None
     """Use this share of the documents, the last ones, for validation, or of a single document its last part; 0: none.
     [0.01, unless the above are given]"""
     separator: str = "<|endoftext|>"
@@ -56,23 +56,25 @@ class PrepareConfig:
             raise ValueError("name at least one input: cdlm prepare FILE... --out DIR")
         if self.source not in SOURCES:
             raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join(SOURCES)}")
-        if self.packing != "plain" and self.length < 3:
-            raise ValueError(f"--length must be at least 3, for a start, a token and an end; got {self.length}")
+        if self.packing != "plain" and self.seq_length < 3:
+            raise ValueError(f"--seq-length must be at least 3, for a start, a token and an end; got {self.seq_length}")
         if self.packing == "sentences" and not self.document_eos:
             raise ValueError("--packing sentences ends every block by itself: leave out --no-document-eos")
-        if self.length < 1:
-            raise ValueError(f"--length must be at least 1; got {self.length}")
-        if self.train_vocab and not 257 <= self.train_vocab <= 2**24:
+        if self.seq_length < 1:
+            raise ValueError(f"--seq-length must be at least 1; got {self.seq_length}")
+        if self.train_vocab_size and not 257 <= self.train_vocab_size <= 2**24:
             raise ValueError(
-                f"--train-vocab must be at least 257 (all bytes and an end of text) and at most {2**24}; "
-                f"got {self.train_vocab}; for plain bytes leave it out"
+                f"--train-vocab-size must be at least 257 (all bytes and an end of text) and at most {2**24}; "
+                f"got {self.train_vocab_size}; for plain bytes leave it out"
             )
-        if self.train_vocab and self.tokenizer != BYTES:
-            raise ValueError("--train-vocab trains a tokenizer, --tokenizer names one; give only one of the two")
-        if sum(map(bool, (self.valid, self.valid_documents, self.valid_share is not None))) > 1:
-            raise ValueError("give only one of --valid, --valid-documents and --valid-share")
-        if self.valid_documents < 0 or not 0 <= (self.valid_share or 0) < 1:
-            raise ValueError("--valid-documents must be at least 0, and --valid-share from 0 up to, not including, 1")
+        if self.train_vocab_size and self.tokenizer != BYTES:
+            raise ValueError("--train-vocab-size trains a tokenizer, --tokenizer names one; give only one of the two")
+        if sum(map(bool, (self.valid, self.valid_documents, self.valid_fraction is not None))) > 1:
+            raise ValueError("give only one of --valid, --valid-documents and --valid-fraction")
+        if self.valid_documents < 0 or not 0 <= (self.valid_fraction or 0) < 1:
+            raise ValueError(
+                "--valid-documents must be at least 0, and --valid-fraction from 0 up to, not including, 1"
+            )
         if "\n" in self.separator or "\r" in self.separator:
             raise ValueError("--separator is the text of one line; it cannot hold a line end")
         if self.workers < 0:

@@ -26,7 +26,7 @@ def too_few(documents: int, wanted: int) -> ValueError:
     return ValueError(
         f"the input has {documents} document(s), so {wanted} for validation would leave none to train on; give "
         'more documents (--source lines takes each line as one, --separator "" cuts at blank lines), a --valid '
-        "FILE, or --valid-share 0 for no validation"
+        "FILE, or --valid-fraction 0 for no validation"
     )
 
 

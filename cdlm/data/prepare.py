@@ -32,7 +32,7 @@ from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Split
-from cdlm.files import VERSION, flush, naming, take
+from cdlm.files import VERSION, flush, lock, naming
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
     reader = Reader(SOURCES[config.source], config.separator, config.field, config.errors)
     for name in (*config.files, *config.valid):
         kind_of(name)
-    tokenizer = None if config.train_vocab else Tokenizer.load(config.tokenizer)
+    tokenizer = None if config.train_vocab_size else Tokenizer.load(config.tokenizer)
     with _aside(config.out, config.overwrite) as folder, _bar(console) as progress, _one_thread_a_call():
 
         def read(title: str, files: tuple[str, ...], characters: int | None = None, held: int = 0) -> Iterator[Piece]:
@@ -87,17 +87,17 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
         if config.valid:
             apart = _count(read("counting validation", config.valid), config.valid)
         elif whole.documents == 1 and not config.valid_documents:
-            held = characters_held(whole.characters, config.valid_share)
+            held = characters_held(whole.characters, config.valid_fraction)
         if held:
             validating = 1
         elif not config.valid:
-            validating = documents_held(whole.documents, config.valid_documents, config.valid_share)
+            validating = documents_held(whole.documents, config.valid_documents, config.valid_fraction)
         training = whole.documents + bool(held) - validating if validating else None
         sample = Count()
         if tokenizer is None:
             pieces = Count().take(read("training the tokenizer", config.files, whole.characters, held), training)
             texts = (piece.text for piece in _evenly(pieces, whole.characters, sample))
-            tokenizer = Tokenizer.train(texts, config.train_vocab)
+            tokenizer = Tokenizer.train(texts, config.train_vocab_size)
         stream = read("encoding", config.files, whole.characters, held)
         splits = {"train": _write(folder / "train.bin", stream, training, tokenizer, config)}
         if apart:
@@ -113,7 +113,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             eos=tokenizer.eos,
             bos=tokenizer.bos,
             packing=config.packing,
-            length=config.length,
+            length=config.seq_length,
             document_eos=config.document_eos,
             tokenizer=tokenizer.kind,
             trained_on=sample.characters,
@@ -125,22 +125,22 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
         with naming(folder, _advice(config)):
             tokenizer.save(folder)
             meta.write(folder)
-    console.print(table(meta))
+    console.print(split_table(meta))
     if held:
         console.print(
             f"the input is one document: its last {splits['valid'].characters:,} characters are for validation, the "
-            "rest is for training; --valid-share changes how many, --valid FILE takes other text"
+            "rest is for training; --valid-fraction changes how many, --valid FILE takes other text"
         )
-    if meta.vocab < config.train_vocab:
+    if meta.vocab < config.train_vocab_size:
         console.print(
-            f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab:,} of --train-vocab: no other pair "
-            "of tokens occurs twice in this text; give more text for more"
+            f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab_size:,} of --train-vocab-size: no "
+            "other pair of tokens occurs twice in this text; give more text for more"
         )
     console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
     return meta
 
 
-def table(meta: Meta) -> Table:
+def split_table(meta: Meta) -> Table:
     """The counts of every split."""
     title = (
         f"{meta.tokenizer} tokenizer, {meta.vocab:,} tokens, {meta.dtype}; {meta.packing} packing, length {meta.length}"
@@ -188,7 +188,7 @@ def _write(
 
     def encode(chunk: list[Piece]) -> Ids:
         if config.packing == "sentences":
-            blocks = [block for piece in chunk for block in pack_document(piece.text, tokenizer, config.length)]
+            blocks = [block for piece in chunk for block in pack_document(piece.text, tokenizer, config.seq_length)]
             return np.concatenate([np.empty(0, dtype), *blocks]).astype(dtype)
         ids = tokenizer.encode_batch([piece.text for piece in chunk])
         parts = ((one, end) if piece.last else (one,) for one, piece in zip(ids, chunk, strict=True))
@@ -200,14 +200,14 @@ def _write(
         for ids in _in_order(encode, _chunks(seen.take(pieces, documents)), workers):
             made += len(ids)
             if config.packing == "wrapped":
-                ids, rest = wrap(np.concatenate([rest, ids]), config.length, tokenizer.bos, tokenizer.eos)
+                ids, rest = wrap(np.concatenate([rest, ids]), config.seq_length, tokenizer.bos, tokenizer.eos)
             data = ids.tobytes()
             file.write(data)
             digest.update(data)
             tokens += ids.size
     if config.packing != "plain" and not tokens:
-        shorter = f", or a --length of at most {made + 2}" if made else ""
-        larger = ", or a larger --valid-share" if path.stem == "valid" and not config.valid else ""
+        shorter = f", or a --seq-length of at most {made + 2}" if made else ""
+        larger = ", or a larger --valid-fraction" if path.stem == "valid" and not config.valid else ""
         raise ValueError(
             f"the {path.stem} split has {made} tokens, which fill no block; give it more text{shorter}{larger}"
         )
@@ -278,9 +278,9 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
     _check_free(out, overwrite)
     partial, old = (out.with_name(f".{out.name}.{what}") for what in ("partial", "old"))
     partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
+    handle = os.open(partial, os.O_RDONLY)
     try:
-        take(lock, f"another run is writing {out}; wait for it, or choose another --out")
+        lock(handle, f"another run is writing {out}; wait for it, or choose another --out")
         if old.exists() and not out.exists():  # a run died between the two renames below
             old.rename(out)
             _check_free(out, overwrite)
@@ -300,7 +300,7 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
-        os.close(lock)
+        os.close(handle)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:

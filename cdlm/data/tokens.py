@@ -25,6 +25,7 @@ FORMAT = 1
 META = "meta.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _ROUNDS = 6
+_CHUNK = 1 << 24
 
 SplitName = Literal["train", "valid"]
 
@@ -125,7 +126,7 @@ def open_tokens(folder: str | Path, split: SplitName = "train") -> "TokenFile":
     if split not in meta.splits:
         raise TokenError(
             f"{folder} was prepared without a {split} split (it has {', '.join(meta.splits)}); run cdlm prepare again, "
-            "with --valid-share 0.01 or --valid FILE"
+            "with --valid-fraction 0.01 or --valid FILE"
         )
     if not path.is_file():
         raise TokenError(f"{path} is missing; copy it beside {META}, or run cdlm prepare again")
@@ -160,11 +161,11 @@ class TokenFile:
         if length is None:
             return self.meta.length
         if length < 1:
-            raise TokenError(f"--length must be at least 1; got {length}")
+            raise TokenError(f"--seq-length must be at least 1; got {length}")
         if self.meta.packing != "plain" and length != self.meta.length:
             raise TokenError(
                 f"{self.path} is packed into blocks of {self.meta.length} ids, each with its own start and end; "
-                f"use --length {self.meta.length}, or prepare again with --length {length} or --packing plain"
+                f"use --seq-length {self.meta.length}, or prepare again with --seq-length {length} or --packing plain"
             )
         return length
 
@@ -173,7 +174,7 @@ class TokenFile:
         length = self.length(length)
         if len(self.ids) < length:
             raise TokenError(
-                f"{self.path} holds {len(self.ids)} tokens, not one block of {length}; use a --length of at most "
+                f"{self.path} holds {len(self.ids)} tokens, not one block of {length}; use a --seq-length of at most "
                 f"{len(self.ids)}, or prepare more text"
             )
         return len(self.ids) // length
@@ -190,6 +191,19 @@ class TokenFile:
                 f"{self.meta.vocab}: the file is damaged or belongs to another {META}; run cdlm prepare again"
             )
         return torch.from_numpy(tokens)
+
+    def token_counts(self) -> Int[Tensor, "v"]:
+        """How often each token of the vocabulary occurs in the split."""
+        counts = np.zeros(self.meta.vocab, np.int64)
+        for start in range(0, len(self.ids), _CHUNK):
+            found = np.bincount(self.ids[start : start + _CHUNK], minlength=len(counts))
+            if len(found) > len(counts):
+                raise TokenError(
+                    f"{self.path} has the id {len(found) - 1}, outside the vocabulary of {self.meta.vocab}: the file "
+                    f"is damaged or belongs to another {META}; run cdlm prepare again"
+                )
+            counts += found
+        return torch.from_numpy(counts)
 
     def batch(
         self, step: int, seed: int, batch: int, rows: Int[Tensor, "b"] | None = None, length: int | None = None

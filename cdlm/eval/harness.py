@@ -38,7 +38,7 @@ from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import last
 from cdlm.sample.settings import DEFAULTS, Settings, resolve
-from cdlm.text.pipeline import Pipeline, load
+from cdlm.text.pipeline import load
 from cdlm.text.template import OPEN, Template
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
@@ -311,7 +311,7 @@ def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time
     )  # fmt: skip
     total = torch.zeros(len(x0), dtype=torch.float64)
     for index, law in _log_prob_chunks(denoiser, hidden, scored & process.positions(x_t).cpu()):
-        at = pair.at(index.to(law.device))
+        at = pair.at(index.to(law.device)).to(law.device)
         total.index_add_(0, index // x0.shape[1], rate_kl(target=at.x0, student=law, pair=at).cpu().double())
     return -torch.where(k > 0, (l + 1) / k * t, one) * total
 

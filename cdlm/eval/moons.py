@@ -19,11 +19,11 @@ from cdlm.data.toy import Moons
 from cdlm.devices import pick_device, weight_dtype
 from cdlm.eval.config import MoonsConfig
 from cdlm.files import VERSION
-from cdlm.methods import needs_trained_model, parse_method
+from cdlm.methods.spec import needs_trained_model, parse_method
 from cdlm.metrics.consistency import exact_gaps, full_posterior
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import Process, masked
 from cdlm.process.exact import listed, posterior
 from cdlm.process.process import Posterior
@@ -33,10 +33,10 @@ from cdlm.sample.draw import last
 from cdlm.sample.exact import ancestral_law, tabulate
 from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import timesteps
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import World
 from cdlm.train.plot import canvas
-from cdlm.train.step import learner, take_step
+from cdlm.train.step import make_learner, train_step
 from cdlm.types import Predictor, Tokens
 
 EXACT_PREDICTOR = "exact"
@@ -154,26 +154,28 @@ def train_model(
     process = method.default_process(moons.vocab)
     assert process is not None
     torch.manual_seed(config.seed)
-    shape = dataclasses.replace(SIZES["tiny"], time_conditioning=method.time_conditioning, absolute=moons.length)
-    run = RunConfig(
+    shape = dataclasses.replace(
+        SIZES["tiny"], time_conditioning=method.time_conditioning, position_embeddings=moons.length
+    )
+    run = TrainConfig(
         spec,
         network=shape,
         steps=config.train_steps,
-        batch=config.batch_size,
-        lr=config.learning_rate,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
         seed=config.seed,
         dtype=config.dtype,
     )
     denoiser = Denoiser(shape, process).to(device, weight_dtype(device, config.dtype))
-    state = learner(run, denoiser, method(process, config.train_steps, **choices), World())
+    state = make_learner(run, denoiser, method(process, config.train_steps, **choices), World())
 
     def batches(step: int, rows: Int[Tensor, "b"]) -> Tokens:
         return moons.sample(seeded(config.seed, "data", step, batch=config.batch_size, rows=rows))
 
     for step in range(config.train_steps):
-        on_train_step(spec, take_step(state, batches, step)["loss"].item())
-    save(state.average, config.out / re.sub("[:=,]", "-", spec))
-    return MoonsModel(tabulate(state.average, moons.length), process, method.posterior)
+        on_train_step(spec, train_step(state, batches, step)["loss"].item())
+    save_denoiser(state.ema, config.out / re.sub("[:=,]", "-", spec))
+    return MoonsModel(tabulate(state.ema, moons.length), process, method.posterior)
 
 
 def moons_table(config: MoonsConfig, cells: list[MoonsCell]) -> Table:

@@ -187,7 +187,8 @@ def _open_autoregressive(name: str, directory: Path, device: torch.device) -> Ju
         forward=forward,
         start=(tokenizer.bos,),
         eos=tokenizer.eos,
-        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.shape.absolute)),  # the start takes one
+        # the start token takes one of the learned positions
+        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),
         vocab_size=model.denoiser.vocab,
         fingerprint=fingerprint(directory),
         device=device,

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import DiT
+from cdlm.model.pretrained import migrate_model_config
 from cdlm.process import SCHEDULES, Process
 
 _BYSTANDERS = ("output_attentions", "output_hidden_states", "num_items_in_batch")
@@ -22,19 +23,28 @@ _BYSTANDERS = ("output_attentions", "output_hidden_states", "num_items_in_batch"
 
 
 class CDLMConfig(PretrainedConfig):
-    """A model folder's config.json."""
+    """A model directory's config.json, of any version."""
 
     model_type = "cdlm"
 
     def __init__(
         self,
-        vocab: int = 256,
-        architecture: dict[str, Any] | None = None,
+        vocab_size: int = 256,
+        network: dict[str, Any] | None = None,
         process: dict[str, Any] | None = None,
         **rest: Any,
     ) -> None:
-        self.vocab, self.architecture, self.process = vocab, architecture or {}, process
+        self.vocab_size = vocab_size
+        self.network = network or {}
+        self.process = process
         super().__init__(**rest)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers, from a config.json that version 0.1 may have written."""
+        if config_dict.get("format") == "cdlm":
+            config_dict = migrate_model_config(config_dict)
+        return super().from_dict(config_dict, **kwargs)
 
 
 class CDLMForMaskedLM(PreTrainedModel):
@@ -47,10 +57,10 @@ class CDLMForMaskedLM(PreTrainedModel):
         super().__init__(config)
         if config.process is None:
             raise ValueError("an autoregressive model is no masked language model; open it with cdlm.load")
-        shape = Architecture(**config.architecture)
-        masks = config.process["name"] == "masked" or config.process.get("states") == config.vocab + 1
-        self.backbone = DiT(shape, config.vocab + masks, config.vocab)
-        self.register_buffer("prior", torch.zeros(config.vocab + masks, dtype=torch.float64))
+        vocab = config.vocab_size
+        has_mask = config.process["name"] == "masked" or config.process.get("num_states") == vocab + 1
+        self.backbone = DiT(NetworkConfig(**config.network), vocab + has_mask, vocab)
+        self.register_buffer("prior", torch.zeros(vocab + has_mask, dtype=torch.float64))
         self._built: list[Denoiser] = []
         self.post_init()
 
@@ -62,11 +72,11 @@ class CDLMForMaskedLM(PreTrainedModel):
         """f_theta, over these very weights."""
         if not self._built:
             about = self.config.process
-            noise = SCHEDULES[about["noise"]](eps=about["eps"])
+            noise = SCHEDULES[about["noise_schedule"]](eps=about["eps"])
             prior = self.get_buffer("prior").detach().double().cpu()
-            process = Process(self.config.vocab, prior / prior.sum(), noise)
+            process = Process(self.config.vocab_size, prior / prior.sum(), noise)
             with torch.device("meta"):
-                found = Denoiser(Architecture(**self.config.architecture), process)
+                found = Denoiser(NetworkConfig(**self.config.network), process)
             found.backbone = self.backbone
             self._built.append(found)
         return self._built[0]
@@ -87,7 +97,7 @@ class CDLMForMaskedLM(PreTrainedModel):
         if unknown:
             raise TypeError(f"forward takes input_ids, timesteps and labels, and no {', '.join(unknown)}")
         if timesteps is None:
-            if denoiser.shape.time_conditioning:
+            if denoiser.config.time_conditioning:
                 raise ValueError("this model is told the time: give timesteps in [0, 1], one for each sequence")
             timesteps = 0.5  # it makes no difference
         logits = denoiser(input_ids, timesteps)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.loss import Term, term_losses
+from cdlm.objective.loss import Term, weighted_divergence
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
@@ -69,11 +69,11 @@ def nelbo_estimates(
     term = term or METHODS[row](denoiser.process, total=1).terms[0]
     found = []
     for part in torch.arange(len(x0)).split(rows):
-        own = rng[part](term.name)
-        s, t = term.times(0.0, stratum[part], rng.batch, own)
-        pair = term.coupling(x0[part.to(x0.device)], s, t, own, None)
+        pair = term.draw(x0[part.to(x0.device)], 0.0, stratum[part], rng.batch, rng[part], None)
+        hidden = denoiser.features(pair.student_input, pair.alpha_t).flatten(0, 1)
         length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
-        for index, nats in term_losses(term, pair, denoiser, None, CHUNK_SIZE):
-            sums.index_add_(0, index.cpu() // length, nats.cpu().double())
+        for summands in term.summands(pair, chunk=CHUNK_SIZE):
+            nats = weighted_divergence(summands, denoiser, hidden)
+            sums.index_add_(0, summands.index.cpu() // length, nats.cpu().double())
         found.append(sums / length)
     return torch.cat(found)

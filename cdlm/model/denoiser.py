@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cdlm.devices import send
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.dit import DiT
 from cdlm.process.process import Process
-from cdlm.types import LogLaw, Mixture, Time, Tokens, there
+from cdlm.types import LogLaw, Mixture, Time, Tokens, to_device
 
 
 class Denoiser(nn.Module):
@@ -22,32 +22,32 @@ class Denoiser(nn.Module):
     autoregressive baseline, whose row i predicts token i + 1.
     """
 
-    def __init__(self, shape: Architecture, process: Process | None = None, vocab: int | None = None) -> None:
+    def __init__(self, config: NetworkConfig, process: Process | None = None, vocab: int | None = None) -> None:
         super().__init__()
-        if (process is None) != shape.causal:
+        if (process is None) != config.causal:
             raise ValueError(
                 "a causal network models next tokens and takes `vocab`; any other network takes a `process`"
             )
         if process is None and vocab is None:
             raise ValueError("a causal network has no process to tell its vocabulary: give `vocab`")
-        if process is not None and shape.time_conditioning and not process.noise.eps > 0:
+        if process is not None and config.time_conditioning and not process.noise.eps > 0:
             raise ValueError(
                 f"a network that is told the time sees -log alpha(t), which has no end at t = 1 where eps = "
                 f"{process.noise.eps:g}; use a noise schedule with eps > 0, such as 0.001"
             )
         self.process = process
         self.vocab: int = process.vocab if process is not None else vocab or 0
-        self.backbone = DiT(shape, self.vocab if process is None else process.states, self.vocab)
+        self.backbone = DiT(config, self.vocab if process is None else process.states, self.vocab)
 
     @property
-    def shape(self) -> Architecture:
-        return self.backbone.shape
+    def config(self) -> NetworkConfig:
+        return self.backbone.config
 
     @property
-    def blind(self) -> bool:
+    def position_invariant(self) -> bool:
         """Whether it predicts one law at all positions of a fully masked sequence: rotary attention mixes values only,
         and there they are all equal."""
-        return self.process is not None and self.process.has_mask and not self.shape.absolute
+        return self.process is not None and self.process.has_mask and not self.config.position_embeddings
 
     @property
     def device(self) -> torch.device:
@@ -57,8 +57,8 @@ class Denoiser(nn.Module):
         self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
-        x = there(x, self.device)
-        level = -torch.log(alpha) if self.shape.time_conditioning else torch.zeros_like(alpha)
+        x = to_device(x, self.device)
+        level = -torch.log(alpha) if self.config.time_conditioning else torch.zeros_like(alpha)
         length = (x if isinstance(x, Tensor) else x.ids).shape[1]
         return self.backbone(x, send(level.to(torch.float32), self.device), self.backbone.rotary(length), rows)
 
@@ -88,7 +88,7 @@ class Denoiser(nn.Module):
     def count(self) -> int:
         """Trainable parameters; what `accelerate` pads the head with, or copies into it, is none."""
         head = sum(parameter.numel() for parameter in self.backbone.output_layer.linear.parameters())
-        own = self.vocab * (1 if self.shape.tied else 1 + self.shape.hidden)
+        own = self.vocab * (1 if self.config.tie_embeddings else 1 + self.config.hidden_size)
         return sum(parameter.numel() for parameter in self.parameters()) - head + own
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.types import Mixture, Tokens
 
 Hidden = Float[Tensor, "b l d"]
@@ -73,17 +73,17 @@ class NoiseEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        width = shape.hidden
-        self.heads, self.causal, self.dropout = shape.heads, shape.causal, shape.dropout
+        width = config.hidden_size
+        self.heads, self.causal, self.dropout = config.num_heads, config.causal, config.dropout
         self.norm1 = LayerNorm(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
         self.norm2 = LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
-        if not shape.causal:
-            self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 6 * width))
+        if not config.causal:
+            self.adaLN_modulation = _zeros(nn.Linear(config.cond_dim, 6 * width))
 
     def forward(
         self,
@@ -102,7 +102,7 @@ class Block(nn.Module):
         if rows is None:
             x = x + gate1 * self._drop(self._attend(seen, rotary))
         else:
-            x = take(x, rows) + gate1 * self._attend_at(seen, rotary, rows)
+            x = take_positions(x, rows) + gate1 * self._attend_at(seen, rotary, rows)
         return x + gate2 * self._drop(self._widen(self.norm2(x) * (1 + scale2) + shift2))
 
     def _attend(self, x: Hidden, rotary: Rotary, past: Past | None = None) -> Hidden:
@@ -124,7 +124,7 @@ class Block(nn.Module):
         """Queries at some positions, keys and values at all."""
         query, rest = self.attn_qkv.weight.split([x.shape[2], 2 * x.shape[2]])
         k, v = (self._heads(part) for part in F.linear(x, rest).chunk(2, -1))
-        q = self._heads(F.linear(take(x, rows), query))
+        q = self._heads(F.linear(take_positions(x, rows), query))
         cos, sin = (table[rows][:, None] for table in rotary)
         return self._merged(F.scaled_dot_product_attention(rotate(q, (cos, sin)), rotate(k, rotary), v))
 
@@ -160,12 +160,12 @@ class Bias(nn.Module):
 class OutputLayer(nn.Module):
     """The last norm, and the head: a linear map that starts at zero, so that the first prediction is uniform."""
 
-    def __init__(self, shape: Architecture, outputs: int) -> None:
+    def __init__(self, config: NetworkConfig, outputs: int) -> None:
         super().__init__()
-        self.norm_final = LayerNorm(shape.hidden)
-        self.linear = Bias(outputs) if shape.tied else _zeros(nn.Linear(shape.hidden, outputs))
-        if not shape.causal:
-            self.adaLN_modulation = _zeros(nn.Linear(shape.cond, 2 * shape.hidden))
+        self.norm_final = LayerNorm(config.hidden_size)
+        self.linear = Bias(outputs) if config.tie_embeddings else _zeros(nn.Linear(config.hidden_size, outputs))
+        if not config.causal:
+            self.adaLN_modulation = _zeros(nn.Linear(config.cond_dim, 2 * config.hidden_size))
 
     def forward(self, x: Hidden, c: Float[Tensor, "b c"] | None) -> Hidden:
         if c is None:
@@ -177,16 +177,16 @@ class OutputLayer(nn.Module):
 class DiT(nn.Module):
     """Tokens and a noise level in, hidden rows out; `head` turns a row into logits."""
 
-    def __init__(self, shape: Architecture, inputs: int, outputs: int) -> None:
+    def __init__(self, config: NetworkConfig, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.shape = shape
-        self.vocab_embed = Embedding(inputs, shape.hidden, shape.tied)
-        if shape.absolute:
-            self.position_embed = nn.Parameter(0.02 * torch.randn(shape.absolute, shape.hidden))
-        if not shape.causal:
-            self.sigma_map = NoiseEmbedding(shape.cond)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
-        self.output_layer = OutputLayer(shape, outputs)
+        self.config = config
+        self.vocab_embed = Embedding(inputs, config.hidden_size, config.tie_embeddings)
+        if config.position_embeddings:
+            self.position_embed = nn.Parameter(0.02 * torch.randn(config.position_embeddings, config.hidden_size))
+        if not config.causal:
+            self.sigma_map = NoiseEmbedding(config.cond_dim)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.output_layer = OutputLayer(config, outputs)
 
     @property
     def head(self) -> tuple[Float[Tensor, "v d"], Float[Tensor, "v"]]:
@@ -209,18 +209,19 @@ class DiT(nn.Module):
         return self.tip(h, c, rotary, rows)
 
     def rotary(self, length: int) -> Rotary:
-        return rotary_table(length, self.shape.hidden // self.shape.heads, next(self.parameters()).device)
+        return rotary_table(length, self.config.hidden_size // self.config.num_heads, next(self.parameters()).device)
 
     def stem(
         self, x: Tokens | Mixture, level: Float[Tensor, "b"], rotary: Rotary
     ) -> tuple[Hidden, Float[Tensor, "b c"] | None]:
         """All blocks but the last, and the embedded noise level."""
         h = self.vocab_embed(x)
-        if self.shape.absolute:
-            if h.shape[1] > self.shape.absolute:
-                raise ValueError(f"this network knows {self.shape.absolute} positions; got a length of {h.shape[1]}")
+        if self.config.position_embeddings:
+            if h.shape[1] > self.config.position_embeddings:
+                most = self.config.position_embeddings
+                raise ValueError(f"the network has embeddings for {most} positions (got a length of {h.shape[1]})")
             h = h + self.position_embed[: h.shape[1]]
-        c = None if self.shape.causal else F.silu(self.sigma_map(level))
+        c = None if self.config.causal else F.silu(self.sigma_map(level))
         for block in self.blocks[:-1]:
             h = block(h, c, rotary)
         return h, c
@@ -232,13 +233,13 @@ class DiT(nn.Module):
     def blank_past(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Room for the keys and values of a text, for each block."""
         like = self.vocab_embed.embedding
-        shape = (batch, self.shape.heads, length, self.shape.hidden // self.shape.heads)
+        shape = (batch, self.config.num_heads, length, self.config.hidden_size // self.config.num_heads)
         return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
 
     def extend(self, x: Tokens, positions: Int[Tensor, "q"], past: list[tuple[Tensor, Tensor]]) -> Hidden:
         """Hidden rows of new tokens at the given positions of a text whose past is known; adds them to it (causal)."""
         h = self.vocab_embed(x)
-        if self.shape.absolute:
+        if self.config.position_embeddings:
             h = h + self.position_embed[positions]
         cos, sin = self.rotary(past[0][0].shape[2])
         rotary = cos[positions], sin[positions]
@@ -256,7 +257,7 @@ def rotary_table(length: int, width: int, device: torch.device) -> Rotary:
         return angles.cos(), angles.sin()
 
 
-def take(x: Hidden, rows: Rows) -> Chosen:
+def take_positions(x: Hidden, rows: Rows) -> Chosen:
     """x at chosen positions of each sequence."""
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
 

@@ -14,12 +14,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from cdlm.files import digest, read_object, seal_holds
-from cdlm.model.architecture import Architecture
+from cdlm.files import digest, read_object, rename_keys, seal_holds
+from cdlm.model.config import RENAMED_NETWORK, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import SCHEDULES, Process, masked, uniform
 
-FORMAT = 1
+FORMAT = 2
+"""Version of our config.json; `migrate_model_config` reads version 1."""
 PREFIX = "backbone."
 PEERS = ("mdlm", "udlm", "duo")
 INDEX = "model.safetensors.index.json"
@@ -31,7 +32,9 @@ class LayoutError(ValueError):
     """A folder that is not a model this version can read."""
 
 
-def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = None, part: int | None = None) -> Path:
+def save_denoiser(
+    denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = None, part: int | None = None
+) -> Path:
     """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON.
 
     Weights may be rounded to a `dtype`, and split into files of at most `part` bytes.
@@ -39,24 +42,26 @@ def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = Non
     tensors = {
         name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
         for name, tensor in _cut(denoiser.state_dict(), denoiser.vocab).items()
-        if not (denoiser.shape.tied and name == f"{PREFIX}output_layer.linear.weight")  # `accelerate` makes a copy
+        if not (
+            denoiser.config.tie_embeddings and name == f"{PREFIX}output_layer.linear.weight"
+        )  # `accelerate` makes a copy
     }
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(folder, describe(denoiser), tensors, part)
+    write_model(folder, model_config(denoiser), tensors, part)
     return folder
 
 
-def describe(denoiser: Denoiser) -> dict[str, Any]:
-    """What a model folder's config.json says."""
-    config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab": denoiser.vocab, "process": None}
-    config["architecture"] = dataclasses.asdict(denoiser.shape)
+def model_config(denoiser: Denoiser) -> dict[str, Any]:
+    """The contents of config.json, as far as the denoiser itself determines them."""
+    config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab_size": denoiser.vocab, "process": None}
+    config["network"] = dataclasses.asdict(denoiser.config)
     if denoiser.process is not None:
         noise = denoiser.process.noise
-        name = next(name for name, kind in SCHEDULES.items() if isinstance(noise, kind))
-        config["process"] = {"name": denoiser.process.name, "noise": name, **vars(noise)}
+        schedule = next(name for name, kind in SCHEDULES.items() if type(noise) is kind)
+        config["process"] = {"name": denoiser.process.name, "noise_schedule": schedule, **vars(noise)}
     return config
 
 
@@ -70,13 +75,15 @@ def write_model(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
-    """Open a model folder: one written by `save`, a run (its newest checkpoint), or a public checkpoint.
+def load_denoiser(
+    folder: str | Path, device: torch.device | str = "cpu", config: dict[str, Any] | None = None
+) -> Denoiser:
+    """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), or a public checkpoint.
 
-    Nothing is unpickled.
+    Nothing is unpickled. A `config` that `read_model_config` has already read is not read again.
     """
     folder = newest(Path(folder))
-    config = _read_config(folder)
+    config = read_model_config(folder) if config is None else config
     _check_digests(folder)
     tensors = _read_tensors(folder)
     try:
@@ -89,8 +96,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Denoiser:
         else:
             kind = config.get("format") or config.get("model_type")
             raise LayoutError(
-                f"its config.json describes {kind!r}; readable are folders of cdlm, of sdtt, and of mdlm, udlm or duo "
-                "(by model_type)"
+                f"its config.json describes {kind!r}; readable are model directories of cdlm, of sdtt, and of mdlm, "
+                "udlm or duo (by model_type)"
             )
         _copy(tensors, denoiser)
     except (ValueError, KeyError, TypeError) as error:
@@ -194,37 +201,69 @@ def _check_digests(folder: Path) -> None:
             raise LayoutError(f"{folder / name} is damaged (its digest differs from that in state.json); {way}")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: str | Path) -> dict[str, Any]:
+    """The config.json of a model directory; ours under the present names, whichever version wrote it."""
+    folder = newest(Path(folder))
     path = folder / "config.json"
     if not path.is_file():
         if folder.suffix in _PICKLES:
             raise LayoutError(f"{folder} is a pickle, which can run any code and is never opened; {_CONVERT}")
-        why = "does not exist" if not folder.exists() else "is not a model folder: it has no config.json"
+        why = "does not exist" if not folder.exists() else "is not a model directory: it has no config.json"
         if (folder / "run.json").is_file():
             why = "is a run without a checkpoint yet: wait for its first --save-every steps"
-        raise LayoutError(f"{folder} {why}; give a folder with config.json and model.safetensors, or a run")
+        raise LayoutError(f"{folder} {why}; give a directory with config.json and model.safetensors, or a run")
     try:
-        return read_object(path)
+        config = read_object(path)
     except ValueError as error:
         raise LayoutError(str(error)) from None
+    try:
+        return migrate_model_config(config) if config.get("format") == "cdlm" else config
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
+        raise LayoutError(f"cannot load {folder}: {reason}") from None
 
 
-def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
+def migrate_model_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Our config.json as version 2 writes it. Version 1 had other names; keys that neither defines stay as they are."""
+    if type(config["version"]) is not int:
+        raise LayoutError(f"config.json says that version is {config['version']!r}, which is not an integer")
     if config["version"] > FORMAT:
         raise LayoutError(
             f"written by a newer version (format {config['version']}, this one reads {FORMAT}); upgrade cdlm"
         )
-    shape = Architecture(**config["architecture"])
-    _check_size(shape, config["vocab"], tensors)
+    if config["version"] == FORMAT:
+        return config
+    config = rename_keys(config, {"vocab": "vocab_size", "architecture": "network", "trained": "training"})
+    config["version"] = FORMAT
+    config["network"] = rename_keys(config["network"], RENAMED_NETWORK)
+    if config["process"] is not None:
+        config["process"] = rename_keys(config["process"], {"noise": "noise_schedule", "states": "num_states"})
+    if isinstance(config.get("text"), dict):
+        renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
+        config["text"] = rename_keys(config["text"], renamed)
+    if config.get("training"):
+        config["training"] = _migrate_training(config["training"])
+    return config
+
+
+def _migrate_training(training: dict[str, Any]) -> dict[str, Any]:
+    """How a model was trained, and the model that it started from, and so on."""
+    training = rename_keys(training, {"batch": "batch_size", "length": "seq_length"})
+    return {**training, "from": _migrate_training(training["from"])} if training.get("from") else training
+
+
+def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
+    network, vocab = NetworkConfig(**config["network"]), config["vocab_size"]
+    _check_size(network, vocab, tensors)
     if config["process"] is None:
-        return Denoiser(shape, vocab=config["vocab"])
+        return Denoiser(network, vocab=vocab)
     if "prior" not in tensors:
         raise LayoutError("tensor 'prior' is missing from model.safetensors")
-    name = config["process"]["noise"]
+    name = config["process"]["noise_schedule"]
     if name not in SCHEDULES:
-        raise LayoutError(f"unknown noise schedule {name!r}; there are: {', '.join(SCHEDULES)}")
+        raise LayoutError(f"unknown noise schedule {name!r}; choose from {', '.join(SCHEDULES)}")
     noise = SCHEDULES[name](eps=config["process"]["eps"])
-    return Denoiser(shape, Process(config["vocab"], tensors.pop("prior"), noise))
+    return Denoiser(network, Process(vocab, tensors.pop("prior"), noise))
 
 
 def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
@@ -236,25 +275,25 @@ def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
     masks = config["model_type"].lower() == "mdlm"
     if config.get("cfg"):
         raise LayoutError("it is guided by classes (cfg), which is not supported here")
-    shape = Architecture(
-        hidden=config["hidden_dim"],
-        blocks=config["n_blocks"],
-        heads=config["n_heads"],
-        cond=config["cond_dim"],
+    network = NetworkConfig(
+        hidden_size=config["hidden_dim"],
+        num_layers=config["n_blocks"],
+        num_heads=config["n_heads"],
+        cond_dim=config["cond_dim"],
         dropout=config["dropout"],
         time_conditioning=config["time_conditioning"] if masks else config.get("time_conditioning", True),
     )
-    return _stripped(shape, config["vocab_size"] - masks, masks, tensors)
+    return _stripped(network, config["vocab_size"] - masks, masks, tensors)
 
 
 def _sdtt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
     """The layout of jdeschena/sdtt: the configuration of its run, and MDLM's network, once or twice wrapped."""
     model = config["model"]
-    shape = Architecture(
-        hidden=model["hidden_size"],
-        blocks=model["n_blocks"],
-        heads=model["n_heads"],
-        cond=model["cond_dim"],
+    network = NetworkConfig(
+        hidden_size=model["hidden_size"],
+        num_layers=model["n_blocks"],
+        num_heads=model["n_heads"],
+        cond_dim=model["cond_dim"],
         dropout=model.get("dropout", 0.0),
         time_conditioning=bool(config.get("time_conditioning", False)),
     )
@@ -262,16 +301,16 @@ def _sdtt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
     name = f"{PREFIX}vocab_embed.embedding"
     if name not in inner:
         raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
-    return _stripped(shape, len(inner[name]) - 1, True, inner)
+    return _stripped(network, len(inner[name]) - 1, True, inner)
 
 
 def _stripped(
-    shape: Architecture, vocab: int, masks: bool, tensors: dict[str, torch.Tensor]
+    network: NetworkConfig, vocab: int, masks: bool, tensors: dict[str, torch.Tensor]
 ) -> tuple[Denoiser, dict[str, torch.Tensor]]:
     """The network, and its tensors without what we do not keep."""
-    _check_size(shape, vocab, tensors)
+    _check_size(network, vocab, tensors)
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    return Denoiser(shape, masked(vocab) if masks else uniform(vocab)), _cut(kept, vocab)
+    return Denoiser(network, masked(vocab) if masks else uniform(vocab)), _cut(kept, vocab)
 
 
 def _cut(tensors: dict[str, torch.Tensor], vocab: int) -> dict[str, torch.Tensor]:
@@ -280,14 +319,14 @@ def _cut(tensors: dict[str, torch.Tensor], vocab: int) -> dict[str, torch.Tensor
     return {name: tensor[:vocab] if name.startswith(head) else tensor for name, tensor in tensors.items()}
 
 
-def _check_size(shape: Architecture, vocab: int, tensors: dict[str, torch.Tensor]) -> None:
+def _check_size(network: NetworkConfig, vocab: int, tensors: dict[str, torch.Tensor]) -> None:
     """A damaged config.json may describe a network far beyond its weights, and beyond memory: it is not even built."""
-    for name, value in {**vars(shape), "vocab": vocab}.items():
+    for name, value in {**vars(network), "vocab_size": vocab}.items():
         if name != "dropout" and type(value) not in (int, bool):
-            raise LayoutError(f"config.json says that {name} is {value!r}, which is no whole number")
-    tables = 1 if shape.tied else 2
-    least = shape.hidden * (12 * shape.hidden * shape.blocks + tables * vocab + shape.absolute)
-    least += 0 if shape.causal else shape.cond * (shape.cond + 6 * shape.hidden * shape.blocks)
+            raise LayoutError(f"config.json says that {name} is {value!r}, which is not an integer")
+    width, layers, tables = network.hidden_size, network.num_layers, 1 if network.tie_embeddings else 2
+    least = width * (12 * width * layers + tables * vocab + network.position_embeddings)
+    least += 0 if network.causal else network.cond_dim * (network.cond_dim + 6 * width * layers)
     held = sum(tensor.numel() for tensor in tensors.values())
     if least > 4 * held + 1_000_000:
         raise LayoutError(

@@ -1,7 +1,7 @@
 """Couplings Pi(x_s, x_t | x_0): how the two ends of a hop are drawn together. Each is one section of Appendix D."""
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -22,7 +22,8 @@ _ROWS = 4096
 class Coupling(Protocol):
     """Pi(x_s, x_t | x_0): draws both ends of a hop. `pair_of` makes the result from them.
 
-    `teacher` is the target network, where the objective has one. `str` names the coupling in `cdlm methods`.
+    `teacher` is the target network, where the objective has one. `str` names the coupling in `cdlm methods`. x_0 is on
+    the host; a coupling whose draws are too heavy for it sets `on_device = True`, and gets x_0 on the student's device.
     """
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair: ...
@@ -58,10 +59,10 @@ class Ordered:
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
         level = self.order(torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
-        most = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
+        largest = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
 
         def noised(time: Time) -> Tokens:
-            share = (1 - self.process.noise.alpha(time)) / most
+            share = (1 - self.process.noise.alpha(time)) / largest
             return torch.where(level < share.to(level)[:, None], self.process.vocab, x0)
 
         return pair_of(self.process, x0, noised(s), noised(t), s, t)
@@ -74,7 +75,7 @@ class Ordered:
 class Rollout:
     """SDTT's coupling: x_s is one ancestral hop of the teacher, x_0 replaced by its prediction at x_t (Prop. D.4).
 
-    The tokens it reveals keep the whole law they were drawn from as their target, not the drawn token alone.
+    The tokens it reveals keep the distribution they were drawn from as their target, not the drawn token alone.
     """
 
     process: Process
@@ -86,19 +87,17 @@ class Rollout:
         alpha_t = self.process.noise.alpha(t)
         with torch.no_grad():
             hidden = teacher.features(x_t, alpha_t)
-            # Under masking the route does not depend on the law: the head runs only where a token is revealed.
+            # Under masking the route does not depend on the prediction: the head runs only where a token is revealed.
             visible = (~self.process.positions(x_t)).to(wide(x_t.device))
             drawn = self.process.route(x_t, visible, s, t, rng("x_s")) == DATA
             index = drawn.flatten().nonzero()[:, 0]
-            u = send(rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index], hidden.device)
-            rows = send(index, hidden.device)
-            x_s = send(x_t, hidden.device).flatten()
-            for first in range(0, len(index), _ROWS):  # a law is as wide as the vocabulary
-                here = slice(first, first + _ROWS)
-                law = teacher.head(hidden.flatten(0, 1)[rows[here]])
-                x_s = x_s.scatter(0, rows[here], categorical(law, u[here]))
+            u = rng("token").uniform(x_t.shape[1], x_t.device).flatten()[index]
+            index, u, x_s = (send(tensor, hidden.device) for tensor in (index, u, x_t.flatten()))
+            for rows, u_rows in zip(index.split(_ROWS), u.split(_ROWS), strict=True):
+                log_probs = teacher.head(hidden.flatten(0, 1)[rows])  # as wide as the vocabulary
+                x_s = x_s.scatter(0, rows, categorical(log_probs, u_rows))
         pair = pair_of(self.process, x0, x_t, x_t, s, t)  # what is known at s is known here, on the host
-        return dataclasses.replace(pair, x_s=x_s.view_as(x_t), law=hidden, known=pair.known | drawn)
+        return dataclasses.replace(pair, x_s=x_s.view_as(x_t), drawn_from=hidden, known=pair.known | drawn)
 
     def __str__(self) -> str:
         return f"Rollout({self.process.name})"
@@ -128,6 +127,7 @@ class Relaxed:
     gaussian: Gaussian
     tau: float
     top: int = 16
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tau <= 0 or self.top < 1:
@@ -154,9 +154,9 @@ class TeacherForced:
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         following, everywhere = x0[:, 1:], torch.ones_like(x0[:, 1:], dtype=torch.bool)
-        one = torch.ones_like(t)
+        ones = torch.ones_like(t)
         return Pair(
-            x0=following, x_s=following, x_t=following, s=s, t=t, alpha_s=one, alpha_t=one, dalpha_t=-one,
+            x0=following, x_s=following, x_t=following, s=s, t=t, alpha_s=ones, alpha_t=ones, dalpha_t=-ones,
             positions=everywhere, known=everywhere, input=x0[:, :-1],
         )  # fmt: skip
 
@@ -169,7 +169,8 @@ def pair_of(
 ) -> Pair:
     """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""
     noise = gaussian or process.noise
-    alpha_s, later = noise.alpha(s), _noisy(process, x_s)
+    alpha_s = noise.alpha(s)
+    noisy = _noisy(process, x_s)
     return Pair(
         x0=x0,
         x_s=x_s,
@@ -180,7 +181,7 @@ def pair_of(
         alpha_t=noise.alpha(t),
         dalpha_t=noise.derivative(t),
         positions=_noisy(process, x_t),
-        known=~later | (alpha_s == 1).to(later.device)[:, None],
+        known=~noisy | (alpha_s == 1).to(noisy.device)[:, None],
         prior=process.prior,
     )
 

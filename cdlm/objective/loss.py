@@ -2,6 +2,9 @@
 
 L = sum_k share_k(step) E[ sum_{i in M(x_t)} w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ) ]
         (s, t) ~ times_k        (x_s, x_t) ~ coupling_k( . | x_0)
+
+In this order: `Term.draw` has the times and the coupling, `Term.summands` target and weight, `weighted_divergence` the
+student and w D, `plain_sum` the sum. `fused_sum` sums the same summands with one pass of the student.
 """
 
 import dataclasses
@@ -14,14 +17,14 @@ from torch import Tensor
 
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.coupling import Coupling, Relaxed
+from cdlm.objective.coupling import Coupling
 from cdlm.objective.divergence import Divergence
-from cdlm.objective.fused import Part, weighted_sum
+from cdlm.objective.fused import Summands, gradient_of, value_dtype, weighted_sums
 from cdlm.objective.target import Network, Target
 from cdlm.objective.times import TimePairs
 from cdlm.rng import Rng
 from cdlm.schedules import PAPER_STEPS, Schedule, constant
-from cdlm.types import Index, Mixture, Pair, Tokens, there, wide
+from cdlm.types import Mixture, Pair, Tokens, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,24 @@ class Term:
     weight: Callable[[Pair], Float[Tensor, "n"]]
     share: Schedule = constant(1.0)
 
+    def draw(
+        self, x0: Tokens, progress: float, stratum: Int[Tensor, "b"], strata: int, rng: Rng, target: Denoiser | None
+    ) -> Pair:
+        """(s, t) ~ times and (x_s, x_t) ~ coupling( . | x_0)."""
+        rng = rng(self.name)
+        s, t = self.times(progress, stratum, strata, rng)
+        return self.coupling(x0, s, t, rng, target)
+
+    def summands(self, pair: Pair, target: Denoiser | None = None, chunk: int | None = None) -> Iterator[Summands]:
+        """target(x_s, s)_i, w(t, t - s) and D for the positions i in M(x_t); token ids `chunk` positions at a time."""
+        for index, goal in self.target(pair, target):
+            size = chunk if chunk and isinstance(goal, Tensor) else max(1, len(index))
+            for first in range(0, max(1, len(index)), size):
+                part = slice(first, first + size)
+                rows = pair.at(index[part])
+                compared = goal[part] if isinstance(goal, Tensor) else goal
+                yield Summands(index[part], compared, self.weight(rows), self.divergence, rows)
+
 
 @runtime_checkable
 class Student(Protocol):
@@ -46,41 +67,51 @@ class Student(Protocol):
     def head(self, rows: Any) -> Tensor: ...
 
 
-def term_losses(
-    term: Term, pair: Pair, student: Student, target: Denoiser | None, chunk: int | None = None
-) -> Iterator[tuple[Index, Float[Tensor, "n"]]]:
-    """The summands of Eq. (8), by definition: w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ) for i in M(x_t).
-
-    Yields positions, flattened over batch and length, with their values. Where the target is the data, at most `chunk`
-    positions come at a time, since a distribution is as wide as the vocabulary.
-    """
-    hidden = student.features(pair.x_t if pair.input is None else pair.input, pair.alpha_t).flatten(0, 1)
-    for index, goal in term.target(pair, target):
-        tokens = isinstance(goal, Tensor)
-        for part in torch.arange(len(index)).split(chunk if chunk and tokens else max(1, len(index))):
-            here = index[part.to(index.device)]
-            at, f_t = pair.at(here), student.head(hidden[here.to(hidden.device)])
-            f_s = goal[part.to(goal.device)].to(f_t.device) if isinstance(goal, Tensor) else goal.law()
-            d = term.divergence(target=f_s, student=f_t, pair=at).to(wide(f_t.device))
-            yield here, term.weight(at).to(d) * d
+def weighted_divergence(part: Summands, student: Student, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "rows"]:
+    """w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ), from the student's hidden states at (x_t, t)."""
+    part = part.to(hidden.device)
+    f_s = part.target if isinstance(part.target, Tensor) else send(part.target.log_probs(), hidden.device)
+    f_t = student.head(hidden[part.index])
+    return part.weight * part.divergence(target=f_s, student=f_t, pair=part.pair)
 
 
-def plain_loss(
-    objective: "Objective", student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng
-) -> "Loss":
-    """Eq. (8) as it is written. `Objective.loss` computes the same with one pass of the student and fused kernels."""
-    progress = step / objective.total
-    shares = [term.share(progress) for term in objective.terms]
-    sums, tokens = {}, {}
-    for term, (rows, stratum, strata) in zip(objective.terms, split(shares, rng), strict=True):
-        if len(rows):
-            own = rng[rows](term.name)
-            s, t = term.times(progress, stratum, strata, own)
-            pair = term.coupling(x0[rows.to(x0.device)], s, t, own, target)
-            sums[term.name] = torch.stack([w_d.sum() for _, w_d in term_losses(term, pair, student, target)]).sum()
-            tokens[term.name] = pair.x0.numel()
-    total = sum(shares) * torch.stack(list(sums.values())).sum() / sum(tokens.values())
-    return Loss(total, {name: value.detach() / tokens[name] for name, value in sums.items()})
+Sums = tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]
+"""A sum that can be differentiated, and its part of each term, which cannot."""
+
+
+def plain_sum(draws: list[tuple[Term, Pair]], student: Student, target: Denoiser | None) -> Sums:
+    """The sum over k and i in Eq. (8), by definition."""
+    sums = []
+    for term, pair in draws:
+        hidden = student.features(pair.student_input, pair.alpha_t).flatten(0, 1)
+        parts = [weighted_divergence(part, student, hidden).sum() for part in term.summands(pair, target)]
+        sums.append(torch.stack(parts).sum())
+    return torch.stack(sums).sum(), [value.detach() for value in sums]
+
+
+def fused_sum(draws: list[tuple[Term, Pair]], student: Denoiser, target: Denoiser | None) -> Sums:
+    """The same value and gradient, faster: the student runs once for all terms, and head, divergence and gradient are
+    one pass where the divergence has a closed form."""
+    parts, first = [], 0  # targets first: what they need is gone when the student's memory fills
+    for term, pair in draws:
+        for part in term.summands(pair, target):
+            parts.append((term.name, dataclasses.replace(part, index=part.index + first)))
+        first += pair.x0.numel()
+    x_t = stack([to_device(pair.student_input, student.device) for _, pair in draws])
+    hidden = student.features(x_t, torch.cat([pair.alpha_t for _, pair in draws])).flatten(0, 1)
+
+    closed = [(name, part) for name, part in parts if gradient_of(part) is not None]
+    total, values = weighted_sums(student, hidden, [part for _, part in closed])
+    sums: dict[str, list[Tensor]] = {term.name: [] for term, _ in draws}
+    for (name, _), value in zip(closed, values, strict=True):
+        sums[name].append(value)
+    for name, part in parts:
+        if gradient_of(part) is None:
+            weight = part.weight.to(value_dtype(hidden.dtype))  # in the precision of the closed forms
+            value = weighted_divergence(dataclasses.replace(part, weight=weight), student, hidden).sum()
+            total = total + value
+            sums[name].append(value.detach())
+    return total, [torch.stack(sums[term.name]).sum() for term, _ in draws]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,39 +143,26 @@ class Objective:
                 f"{' and '.join(map(str, rules.values()))}"
             )
 
-    def loss(self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
-        """Eq. (8) for this batch, unbiased: the rows are split among the terms in proportion to their shares. Equal to
-        `plain_loss` in value and gradient, and faster.
+    def loss(
+        self, student: Denoiser, target: Denoiser | None, x0: Tokens, step: int, rng: Rng, *, plain: bool = False
+    ) -> Loss:
+        """Eq. (8) for this batch, unbiased: the rows are split among the terms in proportion to their shares.
 
-        The student runs once over the whole batch, targets only over their rows. Sums over positions are divided by
-        the number of tokens, here and nowhere else, so the losses of all methods are in nats per token.
+        Sums over positions are divided by the number of tokens, here and nowhere else, so the losses of all methods
+        are in nats per token. `plain` computes it by definition: the same value and gradient, slower.
         """
         progress = step / self.total
         shares = [term.share(progress) for term in self.terms]
-        batch = []
+        draws = []
         for term, (rows, stratum, strata) in zip(self.terms, split(shares, rng), strict=True):
             if len(rows):
-                own = rng[rows](term.name)
-                s, t = term.times(progress, stratum, strata, own)
                 data = x0[rows.to(x0.device)]
-                data = send(data, student.device) if isinstance(term.coupling, Relaxed) else data  # the heaviest draw
-                batch.append((term, term.coupling(data, s, t, own, target)))
-
-        parts, owners, first = [], [], 0  # targets first: what they need is gone when the student's memory fills
-        for term, pair in batch:
-            for index, goal in term.target(pair, target):
-                at = pair.at(index)
-                parts.append(Part(index + first, goal, term.weight(at), term.divergence, at))
-                owners.append(term.name)
-            first += pair.x0.numel()
-        inputs = [there(pair.x_t if pair.input is None else pair.input, student.device) for _, pair in batch]
-        hidden = student.features(stack(inputs), torch.cat([pair.alpha_t for _, pair in batch])).flatten(0, 1)
-        total, sums = weighted_sum(student, hidden, parts)
-        means = {}
-        for term, pair in batch:
-            values = [value for value, owner in zip(sums, owners, strict=True) if owner == term.name]
-            means[term.name] = torch.stack(values).sum() / pair.x0.numel()
-        return Loss(sum(shares) * total / first, means)
+                data = send(data, student.device) if getattr(term.coupling, "on_device", False) else data
+                draws.append((term, term.draw(data, progress, stratum, strata, rng[rows], target)))
+        total, sums = (plain_sum if plain else fused_sum)(draws, student, target)
+        tokens = [pair.x0.numel() for _, pair in draws]
+        means = {term.name: value / count for (term, _), value, count in zip(draws, sums, tokens, strict=True)}
+        return Loss(sum(shares) * total / sum(tokens), means)
 
     def lam(self, step: int) -> float:
         """lambda of the target's update after this step; 1 (nothing to update) without a target network."""

@@ -1,7 +1,7 @@
 """Targets: what the student at (x_t, t) must agree with. The data, or a slow copy of the network at (x_s, s).
 
-A target returns the rows of M(x_t) in groups, each with what it is compared with: token ids where the target is a point
-mass (a cross entropy is then one gather, never a one-hot), elsewhere hidden rows of a network whose head is yet to run.
+A target returns the positions of M(x_t) in groups, each with what it is compared with: token ids where the target is a
+point mass (a cross entropy is then one gather, never a one-hot), elsewhere distributions over the vocabulary.
 """
 
 import dataclasses
@@ -15,30 +15,31 @@ from torch import Tensor
 from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser, mean_law
 from cdlm.schedules import PAPER_STEPS, Schedule, constant, ema_decay, number
-from cdlm.types import Index, LogLaw, Pair
+from cdlm.types import Index, LogLaw, Pair, select
 
 
 class Prediction(NamedTuple):
-    """Laws to be: hidden rows, and the network whose head makes laws of them."""
+    """Distributions to be: hidden states, and the network whose head makes distributions of them."""
 
-    rows: Float[Tensor, "n d"]
+    hidden: Float[Tensor, "n d"]
     network: Denoiser
     temperature: float = 1.0
-    """Below 1 the laws are sharpened."""
+    """Below 1 the distributions are sharpened."""
     guidance: float = 0.0
-    blank: Float[Tensor, "k d"] | None = None
-    """Hidden rows of a fully masked text, for guidance as in `sample/logits.py`; one row if all positions are alike."""
+    unconditional: Float[Tensor, "k d"] | None = None
+    """Hidden states of a fully masked sequence, for guidance as in sampling; one row if all positions are alike."""
 
-    def law(self) -> LogLaw:
+    def log_probs(self) -> LogLaw:
         """All of them at once, gradient stopped."""
         with torch.no_grad():
-            blank = None if self.blank is None else mean_law(self.network.head(self.blank))
-            return self.shaped(self.network.head(self.rows), blank).log_softmax(-1)
+            given = self.unconditional
+            unconditional = None if given is None else mean_law(self.network.head(given))
+            return self.adjusted(self.network.head(self.hidden), unconditional).log_softmax(-1)
 
-    def shaped(self, logits: LogLaw, blank: Float[Tensor, "v"] | None) -> LogLaw:
-        """Guided and sharpened."""
-        if blank is not None:
-            logits = logits + self.guidance * (logits - blank)
+    def adjusted(self, logits: LogLaw, unconditional: Float[Tensor, "v"] | None) -> LogLaw:
+        """With guidance and temperature."""
+        if unconditional is not None:
+            logits = logits + self.guidance * (logits - unconditional)
         return logits if self.temperature == 1 else logits / self.temperature
 
 
@@ -46,7 +47,7 @@ class Prediction(NamedTuple):
 class Dense(Protocol):
     """A target that is a distribution for each row, given when it is asked for. `Prediction` also has a fast path."""
 
-    def law(self) -> LogLaw:
+    def log_probs(self) -> LogLaw:
         """Log-probabilities, one row for each position, gradient stopped."""
         ...
 
@@ -59,6 +60,9 @@ distributions."""
 @runtime_checkable
 class Target(Protocol):
     """What the student at (x_t, t) must agree with: every position of M(x_t) at most once, in groups.
+
+    A group of point masses has token ids, any other group distributions, so the divergence of a term meets both. Also
+    with a `Network`: where the bridge has already revealed the token at x_s, or s = 0, its target is a token id.
 
     A target that needs a network is a `Network`, whose rule says how the weights of that network follow the student's.
     `str` names it in `cdlm methods`.
@@ -73,7 +77,7 @@ class Data:
 
     def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
         index = pair.positions.flatten().nonzero()[:, 0]
-        return [(index, pair.x0.flatten()[send(index, pair.x0.device)])]
+        return [(index, select(pair.x0, index))]
 
     def __str__(self) -> str:
         return "data"
@@ -84,8 +88,8 @@ class Revealed:
     """x_0, but only where the hop reveals it: what a sampler with hops of this size draws next, and no more."""
 
     def __call__(self, pair: Pair, network: Denoiser | None = None) -> list[Group]:
-        index = (pair.positions & send(pair.known, pair.positions.device)).flatten().nonzero()[:, 0]
-        return [(index, pair.x0.flatten()[send(index, pair.x0.device)])]
+        index = (pair.positions & pair.known).flatten().nonzero()[:, 0]
+        return [(index, select(pair.x0, index))]
 
     def __str__(self) -> str:
         return "data revealed"
@@ -95,7 +99,10 @@ class Revealed:
 class Network:
     """f at (x_s, s) with weights w of its own, gradient stopped; after each step w <- lambda w + (1 - lambda) theta.
 
-    lambda is an average's decay (quoted for a run of `reference` steps, scaled to the run's own length), 1 for a
+    Its target is a distribution where x_s is noisy. It is a point mass, that is a token id, where f(x_s, s) is certain:
+    where the bridge has revealed the token at x_s, and everywhere at s = 0, where f(x_0, 0) = x_0.
+
+    lambda is an EMA's decay (quoted for a run of `reference` steps, scaled to the run's own length), 1 for a
     frozen teacher, and 0 at the end of each of `copies` equal spans of the run that lie at or after `copy_from`.
     """
 
@@ -103,9 +110,9 @@ class Network:
     copies: int = 0
     copy_from: float = 0.0
     temperature: float = 1.0
-    """Of the laws it predicts; below 1 they are sharpened."""
+    """Of the distributions it predicts; below 1 they are sharpened."""
     guidance: float = 0.0
-    """Sharpen them relative to the law of a blank text, which the network is asked for too; for masks."""
+    """Sharpen them relative to the unconditional prediction (fully masked input); for processes with a mask."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -126,24 +133,23 @@ class Network:
         index = pair.positions.flatten().nonzero()[:, 0]
         known = pair.known.flatten()[index]
         point, dense = index[known], index[~known]
-        if pair.law is None:
-            certain: Group = (point, pair.x_s.flatten()[send(point, pair.x_s.device)])
-        else:
-            rows = pair.law.flatten(0, 1)[send(point, pair.law.device)]
-            certain = (point, Prediction(rows, network, self.temperature))
+        certain: Group = (point, select(pair.x_s, point))
+        if pair.drawn_from is not None:
+            hidden = pair.drawn_from.flatten(0, 1)[send(point, pair.drawn_from.device)]
+            certain = (point, Prediction(hidden, network, self.temperature))
         live = (pair.alpha_s < 1).nonzero()[:, 0]
         if not len(live):  # rows at the boundary need no network
             return [certain]
-        x_s, alpha_s, l = pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live], pair.x_s.shape[1]
+        x_s, alpha_s, length = pair.x_s[send(live, pair.x_s.device)], pair.alpha_s[live], pair.x_s.shape[1]
         if self.guidance and network.process is not None:  # one sequence more, fully masked
             x_s = torch.cat([x_s, torch.full_like(x_s[:1], network.vocab)])
             alpha_s = torch.cat([alpha_s, network.process.noise.alpha(torch.ones_like(alpha_s[:1]))])
         hidden = network.features(x_s, alpha_s)
-        blank = (hidden[-1, :1] if network.blind else hidden[-1]) if self.guidance else None
+        unconditional = (hidden[-1, :1] if network.position_invariant else hidden[-1]) if self.guidance else None
         place = torch.zeros(len(pair.alpha_s), dtype=torch.long).scatter(0, live, torch.arange(len(live)))
-        at = place.to(dense.device)[dense // l] * l + dense % l
-        at = send(at, hidden.device)
-        return [certain, (dense, Prediction(hidden.flatten(0, 1)[at], network, self.temperature, self.guidance, blank))]
+        among_live = place.to(dense.device)[dense // length] * length + dense % length
+        rows = hidden.flatten(0, 1)[send(among_live, hidden.device)]
+        return [certain, (dense, Prediction(rows, network, self.temperature, self.guidance, unconditional))]
 
     @property
     def frozen(self) -> bool:

@@ -5,12 +5,28 @@ alpha(0) = 1 exactly and alpha(1) = eps, so that the prior is reached up to eps.
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 Times = Float[Tensor, "..."]
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """A noise schedule: a dataclass with the field `eps`. alpha' < 0 from t = 0 on, at 0 as well."""
+
+    @property
+    def eps(self) -> float: ...
+
+    def alpha(self, t: Times) -> Times: ...
+
+    def derivative(self, t: Times) -> Times: ...
+
+    def inverse(self, alpha: Times) -> Times: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,5 +65,5 @@ class Cosine:
         return torch.asin(((1 - alpha) / (1 - self.eps)).clamp(max=1)) * (2 / math.pi)
 
 
-Noise = LogLinear | Cosine
-SCHEDULES: dict[str, type[LogLinear] | type[Cosine]] = {"log-linear": LogLinear, "cosine": Cosine}
+SCHEDULES: dict[str, Callable[..., Noise]] = {"log-linear": LogLinear, "cosine": Cosine}
+"""By the names that `--noise-schedule` and config.json have for them; called with `eps`, or without."""

@@ -17,6 +17,7 @@ from cdlm.rng import Rng
 Level = Float[Tensor, "b l"]
 
 _BITS = 30
+_TIE = 1e-10  # half a position counts as a whole one, whatever the last bit of a time
 
 
 @runtime_checkable
@@ -54,10 +55,11 @@ def equal_steps(level: Level, is_mask: Bool[Tensor, "b l"]) -> Level:
 
         level = (rank + 1/2) / n    among the n masked positions, rank 0 is unmasked last
 
-    The number that is masked at time t is then the expected one, rounded, in place of a binomial one.
+    The number that is unmasked before time t is then the expected one, rounded half up, in place of a binomial one.
     """
-    rank = level.masked_fill(~is_mask, torch.inf).argsort(-1, stable=True).argsort(-1)
-    return ((rank + 0.5) / is_mask.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1 - 1e-9)
+    rank = level.masked_fill(~is_mask, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
+    num_masks = is_mask.sum(-1, keepdim=True).clamp(min=1)
+    return (rank.to(level.dtype) + 0.5) / num_masks + _TIE
 
 
 def _places(is_mask: Bool[Tensor, "b l"], rng: Rng) -> Int[Tensor, "b l"]:

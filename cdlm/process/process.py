@@ -122,13 +122,13 @@ class Process:
     def bridge(self, x0: Tokens | LogLaw, x_t: Tokens, s: Time | float, t: Time | float, rng: Rng) -> Tokens:
         """x_s ~ q(x_s | x_t, x_0), Eq. (2) of Lemma 3.1, position by position, for 0 <= s < t <= 1.
 
-        x0 is the data, or a predicted law that is put in its place (the plug-in posterior of MDLM, UDLM and DUO).
+        x0 is the data, or a predicted distribution in its place (the plug-in posterior of MDLM, UDLM and DUO).
         """
         if x0.is_floating_point():
-            here = self.positions(x_t)
+            noisy = self.positions(x_t)
             token = x_t.clamp(max=self.vocab - 1)[..., None]
             stay = x0.gather(-1, token)[..., 0].exp() * (x_t < self.vocab)
-            stay = torch.where(here, stay.to(wide(x_t.device)), 1.0)
+            stay = torch.where(noisy, stay.to(wide(x_t.device)), 1.0)
             clean = categorical(x0, rng("data").uniform(x_t.shape[1], x_t.device))
         else:
             self.check_ids(x0)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser, mean_law
-from cdlm.model.dit import take
+from cdlm.model.dit import take_positions
 from cdlm.process.process import Posterior, Process
 from cdlm.rng import categorical
 from cdlm.sample.logits import LogitsProcessor, LogitsRows, logits_processors
@@ -84,8 +84,9 @@ def make_draw(
 ) -> Draw:
     """How the settings draw tokens. Tokens in `banned` are never drawn; `processors` of the caller act after guidance
     and before the temperature."""
-    guided = settings.guidance and process is not None
-    unconditional = unconditional_log_probs(predict, process, x) if guided else None
+    unconditional = None
+    if settings.guidance and process is not None:
+        unconditional = unconditional_log_probs(predict, process, x)
     stages = logits_processors(settings, unconditional, tuple(banned), tuple(processors))
     posterior: Posterior = "mixture" if settings.posterior == "mixture" else "plug-in"
     return Draw(stages, posterior, settings.precision, compiled, watch)
@@ -118,14 +119,14 @@ def trunk_and_head(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
             order.append((t == time).nonzero()[:, 0])
             parts.append(predict(x[order[-1]], time))
         found = torch.cat(parts)[torch.cat(order).argsort()]
-        return found if rows is None else take(found, rows)
+        return found if rows is None else take_positions(found, rows)
 
     return log_probs, lambda rows: rows
 
 
 def same_at_all_positions(predict: Predictor, process: Process, x: Tokens) -> bool:
     """Whether one position speaks for all: rotary attention mixes the equal values of masks into the same value."""
-    return isinstance(predict, Denoiser) and predict.blind and bool((x == process.vocab).all())
+    return isinstance(predict, Denoiser) and predict.position_invariant and bool((x == process.vocab).all())
 
 
 @torch.no_grad()

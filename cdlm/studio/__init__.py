@@ -1,1 +1,1 @@
-"""A page where one watches text resolve, and the HTTP service beneath it: `cdlm studio MODEL...`."""
+"""The studio: a web page that shows samples resolving, and the HTTP API beneath it (`cdlm studio MODEL...`)."""

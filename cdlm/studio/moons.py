@@ -1,4 +1,4 @@
-"""Points on their way to two moons, drawn with the exact posterior: what a perfect model does in so many steps."""
+"""Samples of two moons on their way from noise to data, drawn with the exact posterior: what a perfect model does."""
 
 import functools
 import itertools
@@ -14,16 +14,18 @@ BINS = 64
 
 
 @functools.lru_cache(maxsize=64)
-def moving_points(process: Literal["masked", "uniform"], steps: int, points: int, seed: int) -> dict[str, Any]:
-    """Every frame of `points` samples; a coordinate that is still masked is None."""
-    moons, kind = Moons(BINS), (masked if process == "masked" else uniform)(BINS)
+def moon_frames(process_name: Literal["masked", "uniform"], steps: int, points: int, seed: int) -> dict[str, Any]:
+    """Every state of `points` samples; a coordinate that is still masked is None."""
+    moons = Moons(BINS)
+    process = (masked if process_name == "masked" else uniform)(BINS)
     rng = seeded(seed, "studio", batch=points)
-    x, predict, grid = kind.start(moons.length, rng("start")), _posterior(process), uniform_times(steps).tolist()
+    x = process.start(moons.length, rng("start"))
+    predict = _posterior(process_name)
     states = [x]
-    for hop, (t, s) in enumerate(itertools.pairwise(grid)):
+    for hop, (t, s) in enumerate(itertools.pairwise(uniform_times(steps).tolist())):
         noise = rng("hop", hop)
         x0 = categorical(predict(x, t).flatten(0, 1), noise("x0").uniform(2).flatten()).view_as(x)
-        x = kind.bridge(x0, x, s, t, noise)
+        x = process.bridge(x0, x, s, t, noise)
         states.append(x)
     frames = [[[None if z == BINS else z for z in point] for point in state.tolist()] for state in states]
     data = moons.sample(seeded(seed, "data", batch=1000)).tolist()
@@ -31,5 +33,5 @@ def moving_points(process: Literal["masked", "uniform"], steps: int, points: int
 
 
 @functools.lru_cache(maxsize=2)
-def _posterior(process: str) -> Any:
-    return posterior(Moons(BINS).law, (masked if process == "masked" else uniform)(BINS), 2)
+def _posterior(process_name: str) -> Any:
+    return posterior(Moons(BINS).law, (masked if process_name == "masked" else uniform)(BINS), 2)

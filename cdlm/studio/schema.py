@@ -1,199 +1,228 @@
-"""What the service takes and gives, as types: its OpenAPI description is made of these."""
+"""Requests and responses of the service, as types: its OpenAPI description is made of them.
 
-from typing import Literal
+The settings of the sampler are derived from `cdlm.sample.settings`, so that a new one is described, checked and shown
+in the form of the page without a change of this package.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Annotated, Any, Literal
 
-from cdlm.process.order import Order
-from cdlm.sample.settings import Confidence, CorrectorKind, Tail
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, create_model, model_validator
 
-SEEDS = 2**53 - 1
-"""The largest that a page can tell apart."""
+from cdlm.sample.settings import SPECS, choices, setting_type
+
+MAX_SEED = 2**53 - 1
+"""The largest integer that JavaScript represents exactly."""
 
 
 class Described(BaseModel):
-    """The string under a field is its description."""
+    """The docstring of a field is its description."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+
+def _setting_field(name: str) -> Any:
+    """The type and description of a setting; None means that it is not given."""
+    spec, kind = SPECS[name], setting_type(name)
+    if kind in (int, float):
+        kind = Annotated[kind, Field(ge=spec.minimum, gt=spec.above, le=spec.maximum)]
+        if setting_type(name) is float:
+            kind = Annotated[kind, AllowInfNan(False)]
+    elif not choices(name):
+        kind = Annotated[kind, Field(max_length=10_000)]
+    extra = {"x-default": spec.default}
+    if spec.requires:
+        extra["x-requires"] = spec.requires
+    return kind | None, Field(None, description=spec.help.replace("--", ""), json_schema_extra=extra)
+
+
+Settings = create_model(
+    "Settings",
+    __base__=Described,
+    __doc__="The settings of the sampler. One that is not given, or null, comes from the model's generation config, "
+    "else it is `x-default`. `x-requires` names the capability in a model card that any other value needs.",
+    **{name: _setting_field(name) for name in SPECS},
+)
+
+
+class SettingsRequest(Settings):
+    """Settings to complete and check, without generating anything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, max_length=200)
+    """A model of /v1/models; the first if not given."""
+
+
+class GenerationRequest(SettingsRequest):
+    """What all requests for samples have in common."""
+
+    n: int = Field(1, ge=1)
+    """Samples to generate."""
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    """The same seed generates the same samples."""
+    stream: bool = False
+    """Send the state after every step as a server-sent event."""
+
+
+class Completion(GenerationRequest):
+    """Continue a prompt, or generate unconditionally."""
+
+    prompt: str = ""
+    """The beginning of the text."""
+    max_tokens: int | None = Field(None, ge=2)
+    """Tokens in a sample, the prompt included; the model's own length if not given."""
+
+
+class Infill(GenerationRequest):
+    """Fill the blanks of a text (___ or [MASK] or [MASK:5]), or chosen positions of a sequence of tokens."""
+
+    text: str | None = None
+    """A text with blanks."""
+    span_length: int = Field(4, ge=1, le=1024)
+    """Tokens that each ___ stands for."""
+    token_ids: list[int] | None = Field(None, max_length=100_000)
+    """Instead of a text: the tokens of an earlier sample."""
+    masked_positions: list[int] | None = Field(None, max_length=100_000)
+    """Positions in `token_ids` to generate again."""
+
+    @model_validator(mode="after")
+    def _text_or_tokens(self) -> "Infill":
+        both = self.token_ids is not None and self.masked_positions is not None
+        neither = self.token_ids is None and self.masked_positions is None
+        if (self.text is None and not both) or (self.text is not None and not neither):
+            raise ValueError("give a text with blanks, or token_ids together with masked_positions.")
+        return self
 
 
 class Limits(Described):
     """The most that one request may ask for."""
 
-    steps: int = 1024
+    max_steps: int = 1024
     """Denoising steps."""
-    length: int = 1024
-    """Tokens in a text."""
-    n: int = 8
-    """Texts."""
-    characters: int = 20_000
-    """In a prompt, or a text with blanks."""
+    max_length: int = 1024
+    """Tokens in a sample."""
+    max_samples: int = 8
+    """Samples."""
+    max_characters: int = 20_000
+    """Characters in a prompt, or in a text with blanks."""
 
 
-class Settings(Described):
-    """How a text is drawn; `cdlm sample --help` explains each at more length. Where a request is silent, a model's own
-    settings hold, if /v1/models tells of any; else these defaults."""
+class ResolvedSettings(Described):
+    """The complete settings of a call."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = Field(None, max_length=200)
-    """One of /v1/models; the first if not given."""
-    n: int = Field(1, ge=1)
-    """Texts to write."""
-    steps: int | None = Field(None, ge=1)
-    """Denoising steps; those that the model writes best with if not given, else 32. Not for autoregressive models."""
-    temperature: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
-    """Below 1 sharpens the predicted law, above 1 flattens it."""
-    top_p: float = Field(1.0, ge=0.001, le=1, allow_inf_nan=False)
-    """Draw from the smallest set of tokens with this probability."""
-    top_k: int = Field(0, ge=0, le=1_000_000)
-    """Draw from the k likeliest tokens alone; 0 for all."""
-    guidance: float = Field(0.0, ge=0, le=100, allow_inf_nan=False)
-    """Sharpens the law relative to what the network says of a blank text; 0 is none. For masked models."""
-    cool: float | None = Field(None, ge=0.01, le=100, allow_inf_nan=False)
-    """The temperature at the end, reached from `temperature` in a straight line; the same all along if not given."""
-    seed: int = Field(0, ge=0, le=SEEDS)
-    """The same seed writes the same text."""
-    order: Literal[Order, "first-hitting", Confidence] = "random"
-    """Which blanks are filled first. random: left to chance, the exact sampler; first-hitting: one token a step;
-    dilated, bit-reversed: the tokens of one step lie far apart; probability, margin, entropy-bound: what the model is
-    most certain about. For masked models."""
-    tail: Tail = "none"
-    """One more evaluation after the last step: draw what is left (sample), or take the likeliest (argmax)."""
-    corrector: Literal["none", CorrectorKind] = "none"
-    """Takes tokens back on the way: constant (Psi), or ReMDM's cap, rescale and loop."""
-    eta: float | None = Field(None, ge=0.001, le=1, allow_inf_nan=False)
-    """How strongly the corrector acts; 0.05 if not given."""
-    stream: bool = False
-    """Send every step as a server-sent event."""
-
-
-class Completion(Settings):
-    """Continue a prompt, or write from nothing."""
-
-    prompt: str = ""
-    """What the text begins with."""
-    max_tokens: int | None = Field(None, ge=2)
-    """Tokens of the text, prompt included; the model's own length if not given."""
-
-
-class Infill(Settings):
-    """Fill blanks: in a text (___ or [MASK] or [MASK:5]), or at chosen positions of tokens."""
-
-    text: str | None = None
-    """A text with blanks."""
-    width: int = Field(4, ge=1, le=1024)
-    """Tokens for each ___."""
-    tokens: list[int] | None = Field(None, max_length=100_000)
-    """Instead of a text: the tokens of one."""
-    masked: list[int] | None = Field(None, max_length=100_000)
-    """Positions of `tokens` to write anew."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "Infill":
-        if (self.text is None) == (self.tokens is None) or (self.tokens is None) != (self.masked is None):
-            raise ValueError("give a text with blanks, or tokens together with the masked positions")
-        return self
+    model: str
+    """The model."""
+    settings: dict[str, int | float | str | None]
+    """Every setting that the sampler reads."""
+    summary: str
+    """The same in words: the steps, the precision, and whatever is not the default."""
+    sources: dict[str, str]
+    """Where each of them comes from: given, generation config, or default."""
+    ignored: list[str]
+    """Given settings that do not apply to the model or to its sampler; a request for samples must leave them out."""
+    available: list[str]
+    """Settings that can be changed, the others staying as they are."""
+    choices: dict[str, list[str]]
+    """For each setting with a choice, the values that a sampler of the model takes together with the given settings."""
 
 
 class Choice(Described):
-    """One text."""
+    """One sample."""
 
     index: int
     """Its number among the choices."""
     text: str
-    """As it reads, what was given included."""
-    tokens: list[int]
-    """All its tokens as numbers, also the ends of text that fill it up, which `text` leaves out."""
+    """The text, with what was given."""
+    token_ids: list[int]
+    """All its tokens, also the EOS padding that `text` leaves out."""
     pieces: list[str]
-    """What each of them shows; an end of text is ∎."""
-    evaluations: int
-    """Passes over the network."""
+    """The text of each token; an EOS token is shown as ∎."""
+    nfe: int
+    """Number of network evaluations."""
     entropy: float
-    """Of the text's own tokens, in nats; without the ends that fill it up."""
+    """Of its unigram distribution in nats, without EOS padding."""
     finish_reason: Literal["length"] = "length"
-    """There are always as many tokens as were asked for, ends of text among them."""
+    """Samples always have the length that was asked for, EOS padding included."""
 
 
 class Usage(Described):
-    """What it took."""
+    """What a request took."""
 
     prompt_tokens: int
-    """Tokens that were given, over all texts."""
+    """Tokens that were given, over all samples."""
     completion_tokens: int
-    """Tokens that were written, over all texts."""
+    """Tokens that were generated, over all samples."""
     seconds: float
-    """From the first evaluation to the last, other texts' turns included."""
+    """From the first network evaluation to the last, including the turns of other requests."""
 
 
-class Written(Described):
-    """Finished texts."""
+class CompletionResponse(Described):
+    """Finished samples."""
 
     id: str
-    """Of the job."""
+    """The id of the job."""
     object: Literal["text_completion"] = "text_completion"
-    """What this is."""
+    """The type of this object."""
     created: int
     """When it was finished, in seconds since 1970."""
     model: str
-    """Who wrote."""
+    """The model that generated them."""
     choices: list[Choice]
-    """The texts, as many as `n`."""
+    """The samples, `n` of them."""
     usage: Usage
     """What they took together."""
 
 
 class ModelCard(Described):
-    """A model that writes here."""
+    """A model of this service."""
 
     id: str
-    """What requests call it."""
+    """Its name in requests."""
     object: Literal["model"] = "model"
-    """What this is."""
+    """The type of this object."""
     method: str
-    """How it was trained; empty if its folder does not say."""
+    """The method it was trained with; empty if its directory does not say."""
     process: str
-    """masked, uniform or unigram, or none for an autoregressive model."""
+    """masked, uniform or unigram; none for an autoregressive model."""
     absorbing: bool
-    """Whether all noise is the mask: then its tokens can be filled in an order of choice."""
+    """Whether all noise is the mask token, so that an unmasking order can be chosen."""
     has_mask: bool
-    """Whether there is a mask, which guidance needs."""
-    parameters: int
-    """How many numbers the network has."""
-    vocab: int
-    """Different tokens."""
-    length: int
-    """Tokens in the texts it was trained on; 0 if its folder does not say."""
-    sampling: list[dict[str, int | float | str]]
-    """The settings that it writes best with, which hold where a request is silent: those for the nearest number of
-    steps, or the first. Empty if its folder does not say."""
+    """Whether there is a mask token, which guidance requires."""
+    num_parameters: int
+    """Parameters of the network."""
+    vocab_size: int
+    """Tokens in the vocabulary."""
+    max_length: int
+    """Tokens in the sequences it was trained on; 0 if its directory does not say."""
+    generation_config: dict[str, Any]
+    """The settings that hold where a request gives none, with `step_presets` for different numbers of steps."""
 
 
 class ModelList(Described):
-    """The models that write here."""
+    """The models of this service."""
 
     object: Literal["list"] = "list"
-    """What this is."""
+    """The type of this object."""
     data: list[ModelCard]
-    """One card a model; the first is the one that writes where none is named."""
+    """The models; the first is used where a request names none."""
 
 
 class Health(Described):
     """How busy the service is."""
 
     status: Literal["ok"] = "ok"
-    """That it answers at all."""
+    """Always ok."""
     models: int
-    """How many there are."""
+    """Number of models."""
     running: int
-    """Requests that are written now, in turns."""
-    waiting: int
+    """Requests that are computed now, in turns."""
+    queued: int
     """Requests that wait for a turn."""
-    room: int
-    """Requests that may still come to wait."""
+    available: int
+    """Places left in the queue."""
 
 
-class Fault(Described):
+class ErrorDetail(Described):
     """What went wrong."""
 
     message: str
@@ -202,8 +231,8 @@ class Fault(Described):
     """In a word."""
 
 
-class Problem(Described):
-    """Why a request was not carried out."""
+class ErrorResponse(Described):
+    """Why a request was refused."""
 
-    error: Fault
-    """The reason, for people and for programs."""
+    error: ErrorDetail
+    """The reason."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdlm.files import read_object
 from cdlm.model.pretrained import LayoutError
-from cdlm.sample.settings import SPECS, resolve
+from cdlm.sample.settings import SPECS, check_value
 
 FILE = "generation_config.json"
 
@@ -44,15 +44,11 @@ def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     if "text" not in config:
         return {"max_length": _peers_length(config)}
     text = config["text"]
-    renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
     kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
-    if not isinstance(text, dict):
-        raise LayoutError(f'{directory / "config.json"} is damaged: its "text" is {text!r}.')
-    text = {renamed.get(name, name): value for name, value in text.items()}
-    if "max_length" not in text:
+    if not isinstance(text, dict) or "max_length" not in text:
         raise LayoutError(f'{directory / "config.json"} is damaged: its "text" has no "max_length".')
     for name, value in text.items():
-        if type(value) is not kinds.get(name) or (name == "max_length" and value < 0):
+        if type(value) is not kinds.get(name) or (name == "max_length" and text["max_length"] < 0):
             raise LayoutError(f'{directory / "config.json"} is damaged: {name} is {value!r} in its "text".')
     return text
 
@@ -64,13 +60,14 @@ def _peers_length(config: Mapping[str, Any]) -> int:
 
 
 def check_generation_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Refuse settings that make no sense."""
+    """Refuse unknown settings and values out of range; `resolve` checks what goes with what, when they are used."""
     presets = config.get("step_presets", [])
     for preset in (config, *presets):
-        settings = {name: value for name, value in preset.items() if name != "step_presets"}
-        resolve(settings)
-        if settings and "steps" not in settings:
-            raise ValueError("it does not say for how many steps")
+        for name, value in preset.items():
+            if name != "step_presets":
+                check_value(name, value)
+    if any("steps" not in preset for preset in presets):
+        raise ValueError("a preset does not say for how many steps")
     return config
 
 
@@ -78,7 +75,7 @@ def from_version_1(sampling: list[dict[str, Any]]) -> dict[str, Any]:
     """The "sampling" of config.json in version 0.1: settings for several numbers of steps, the usual ones first."""
     renamed = {"grid": "timesteps", "tail": "final_step", "cool": "temperature_end", "bound": "entropy_bound"}
     renamed |= {"block": "block_length"}
-    presets = [
+    presets: list[dict[str, Any]] = [
         {renamed.get(name, name): value for name, value in preset.items() if value is not None}
         for preset in map(dict, sampling)
     ]

@@ -1,11 +1,13 @@
 """The settings of the sampler as options of a command line: derived from the schema, one field for each setting."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import tyro
 
-from cdlm.sample.settings import SPECS, choices, setting_type
+from cdlm.sample.samplers import ORDERS, SAMPLERS, Sampler, UnmaskingOrder
+from cdlm.sample.settings import SPECS, TYPES, choices, setting_type
 
 
 def setting_options(name: str = "SettingOptions") -> type:
@@ -28,13 +30,19 @@ def given_settings(options: Any) -> dict[str, Any]:
     return {name: getattr(options, name) for name in SPECS if getattr(options, name) is not None}
 
 
+def setting_help(name: str) -> str:
+    """The help of a setting, with what its choices do where a table says so."""
+    tables: dict[str, Mapping[str, Sampler | UnmaskingOrder]] = {"sampler": SAMPLERS, "order": ORDERS}
+    return " ".join([SPECS[name].help, *(f"{choice}: {row.about}." for choice, row in tables.get(name, {}).items())])
+
+
 def _option(name: str, several: bool, default: tuple[Any, ...] | None = None) -> Any:
     spec, kind = SPECS[name], setting_type(name)
     kind = tuple[kind, ...] if several else kind | None
-    metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else None
+    metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else TYPES[name].__name__.upper()
     value = "off" if spec.default is None or spec.default == 0 else f"{spec.default}"
     value = " ".join(map(str, default)) if default else value
-    hint = f"(default: {value})" if several else f"(default: the model's generation config, else {value})"
-    if metavar is not None and several:
+    hint = f"(default: {value})" if several else f"(default: generation config, else {value})"
+    if several:
         metavar = f"[{metavar} ...]"
-    return Annotated[kind, tyro.conf.arg(help=spec.help, metavar=metavar, help_behavior_hint=hint)]
+    return Annotated[kind, tyro.conf.arg(help=setting_help(name), metavar=metavar, help_behavior_hint=hint)]

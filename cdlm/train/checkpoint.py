@@ -2,7 +2,7 @@
 
 RUN/run.json                       the configuration; `cdlm train RUN/run.json` starts the identical run
 RUN/metrics.jsonl                  one line for each console line and validation
-RUN/step-00001000/config.json      with model.safetensors and tokenizer.json a model folder: the averaged weights
+RUN/step-00001000/config.json      with model.safetensors and tokenizer.json a model directory: the EMA weights
 RUN/step-00001000/online.safetensors, target.safetensors, optimizer.safetensors, state.json
 RUN/damaged-step-00002000/         one that could not be read, set aside when the run went on from the one before
 
@@ -43,7 +43,7 @@ class Checkpoint:
     step: int
     """Optimiser steps done."""
     tensors: dict[str, State]
-    """For each part (averaged model, online weights, target, optimiser) its tensors by name, whole and on the host."""
+    """For each part (EMA model, online weights, target network, optimizer) its full tensors by name, on the host."""
     model_config: dict[str, Any]
     run_config: dict[str, Any]
     best: tuple[float, int] | None

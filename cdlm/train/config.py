@@ -4,6 +4,7 @@ Values are checked when a configuration is made. What needs the table of methods
 (`check` in loop.py): a configuration, and with it the command line, imports no torch.
 """
 
+import contextlib
 import dataclasses
 import typing
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from cdlm.devices import Device, Dtype
-from cdlm.files import read_object
-from cdlm.model.architecture import Architecture
+from cdlm.files import read_object, rename_keys
+from cdlm.model.config import RENAMED_NETWORK, NetworkConfig
 from cdlm.schedules import PAPER_STEPS
 
 Optimizer = Literal["adamw", "muon"]
@@ -23,113 +24,138 @@ Resume = Literal["no", "auto", "force"]
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class TrainConfig:
     """A training run. The defaults are the paper's."""
 
     method: str = "mcdlm"
-    """A row of the table of methods, with choices after a colon: mcdlm:kappa=0.2,steps=staged."""
+    """A row of the table of methods, with options after a colon: mcdlm:kappa=0.2,steps=staged."""
     data: Path = Path("data")
-    """Folder written by `cdlm prepare`."""
+    """Directory written by `cdlm prepare`."""
     out: Path = Path("runs/run")
-    """Folder of the run: checkpoints, metrics, samples."""
+    """Run directory: checkpoints, metrics, samples."""
     init_from: Path | None = None
-    """A model folder, a run or a model of cdlm zoo to start from; methods that distil need one. Otherwise weights are
-    random."""
-    network: Architecture = dataclasses.field(default_factory=Architecture)
-    noise: Literal["log-linear", "cosine"] = "log-linear"
-    """The noise schedule alpha(t)."""
+    """Model directory, run or bundled model (see `cdlm zoo`) to start from; required by methods that distil a model.
+    Weights are random otherwise."""
+    network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
+    prior: str = "auto"
+    """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
+    split), or mixed:M, a mixture of the mask, with probability M, and uniform tokens."""
+    noise_schedule: str = "log-linear"
+    """Noise schedule alpha(t)."""
     steps: int = PAPER_STEPS
-    """Optimiser steps; every schedule is a function of step / steps."""
-    batch: int = 2048
-    """Sequences in a step, over all processes and micro-batches."""
-    length: int = 1024
-    """Tokens in a sequence."""
-    accumulate: int = 1
-    """Micro-batches that each process splits its part of a batch into, to save memory."""
+    """Optimizer steps; every schedule is a function of step / steps."""
+    batch_size: int = 2048
+    """Sequences per step, over all processes and micro-batches."""
+    seq_length: int = 1024
+    """Tokens per sequence."""
+    grad_accum_steps: int = 1
+    """Gradient accumulation: micro-batches per step in each process, to save memory."""
     optimizer: Optimizer = "adamw"
-    """adamw as in the paper, or muon: that for the matrices of the blocks, with adamw for the other weights."""
-    lr: float = 3e-4
-    """Peak learning rate, held between warm-up and cool-down; of muon's updates too, made as large as adamw's."""
-    warmup: float = 1 / 60
-    """Share of the run in which the learning rate rises (2,500 of the paper's 150,000 steps)."""
-    cooldown: float = 0.0
-    """Share of the run, at its end, in which the learning rate falls to zero; the paper's is held."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
+    """adamw as in the paper, or muon for the matrices of the blocks with adamw for the other weights."""
+    learning_rate: float = 3e-4
+    """Peak learning rate, constant between warmup and cooldown. Updates of muon are scaled to those of adamw."""
+    warmup_ratio: float = 1 / 60
+    """Fraction of the run with a rising learning rate (2,500 of the paper's 150,000 steps)."""
+    cooldown_ratio: float = 0.0
+    """Fraction of the run, at its end, in which the learning rate falls to zero; the paper has none."""
+    max_grad_norm: float = 1.0
+    """Gradient clipping: the largest norm of the gradient."""
     weight_decay: float = 0.0
-    """Of either optimiser."""
-    average: float = 0.9999
-    """Decay of the averaged weights, which are the ones evaluated."""
-    reference: int = PAPER_STEPS
-    """The run length that decays (average, lam) are quoted for; in a shorter run they keep their share of it."""
+    """Weight decay of either optimizer."""
+    ema_decay: float = 0.9999
+    """Decay of the exponential moving average of the weights, which is the model that is evaluated and saved."""
+    reference_steps: int = PAPER_STEPS
+    """Run length that the decays (ema_decay, lam) are quoted for; runs of another length rescale them."""
     seed: int = 0
-    """Fixes weights, data order and noise."""
+    """Random seed of weights, data order and noise."""
     device: Device = "auto"
     """Where to compute."""
     dtype: Dtype = "bfloat16"
     """Precision of the network: bfloat16 is mixed, with fp32 weights."""
     compile: bool = False
-    """Compile the trunk of the network: slower to start, faster on a GPU."""
+    """Compile the network: slower to start, faster on a GPU."""
     parallel: Parallel = "none"
     """Under torchrun: ddp replicates the weights, fsdp shards them."""
     log_every: int = 50
     """Steps between console lines."""
     valid_every: int = 1000
-    """Steps between validations; 0 for none but the last."""
+    """Steps between validations; 0 validates at the end only."""
     valid_batches: int = 8
-    """Batches of validation data that the NELBO is measured on."""
-    samples: int = 4
-    """Texts drawn at each validation; 0 for none."""
-    sample_steps: int = 32
-    """Denoising steps of those texts."""
+    """Batches of validation data that the NELBO is estimated on."""
+    valid_samples: int = 4
+    """Samples generated at each validation; 0 for none."""
+    valid_sample_steps: int = 32
+    """Sampling steps of these samples."""
     save_every: int = 1000
     """Steps between checkpoints."""
-    keep: int = 2
-    """Checkpoints kept, besides the best one."""
+    keep_checkpoints: int = 2
+    """Checkpoints to keep, besides the best one."""
     track: tuple[Track, ...] = ()
-    """Also write metrics to these."""
+    """Also report metrics to these."""
 
     def __post_init__(self) -> None:
+        parse_prior(self.prior)
         for name in (
             "steps",
-            "batch",
-            "accumulate",
-            "reference",
+            "batch_size",
+            "grad_accum_steps",
+            "reference_steps",
             "log_every",
             "save_every",
-            "keep",
-            "sample_steps",
+            "keep_checkpoints",
+            "valid_sample_steps",
             "valid_batches",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
-        for name in ("valid_every", "samples"):
+                raise ValueError(f"{_flag(name)} must be at least 1 (got {getattr(self, name)})")
+        for name in ("valid_every", "valid_samples"):
             if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 0; got {getattr(self, name)}")
-        if self.length < 2:
-            raise ValueError(f"--length must be at least 2; got {self.length}")
-        if not (0 < self.lr < 1e30 and self.clip > 0 and 0 <= self.warmup <= 1 and 0 <= self.cooldown <= 1):
-            raise ValueError(
-                "--lr and --clip must be positive numbers, and --warmup and --cooldown shares of the run in [0, 1]"
-            )
+                raise ValueError(f"{_flag(name)} must be at least 0 (got {getattr(self, name)})")
+        if self.seq_length < 2:
+            raise ValueError(f"--seq-length must be at least 2 (got {self.seq_length})")
+        if not 0 < self.learning_rate < 1e30:
+            raise ValueError(f"--learning-rate must be a positive number (got {self.learning_rate})")
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"--max-grad-norm must be a positive number (got {self.max_grad_norm})")
+        for name in ("warmup_ratio", "cooldown_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{_flag(name)} is a fraction of the run in [0, 1] (got {getattr(self, name)})")
         if not 0 <= self.weight_decay < 1e30:
-            raise ValueError(f"--weight-decay must be at least 0; got {self.weight_decay}")
+            raise ValueError(f"--weight-decay must be at least 0 (got {self.weight_decay})")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed must be at least 0 and below 2**63; got {self.seed}")
-        if max(self.steps, self.reference) * self.batch * self.length >= 2**63:
+            raise ValueError(f"--seed must be at least 0 and below 2**63 (got {self.seed})")
+        if max(self.steps, self.reference_steps) * self.batch_size * self.seq_length >= 2**63:
             raise ValueError(
-                f"--steps {self.steps} of --batch {self.batch} x --length {self.length} tokens are more than can be "
-                "counted (2**63); use smaller ones"
+                f"--steps {self.steps} of --batch-size {self.batch_size} x --seq-length {self.seq_length} tokens are "
+                "more than can be counted (2**63); use smaller values"
             )
-        if not 0 <= self.average < 1:
-            raise ValueError(f"--average is a decay in [0, 1); got {self.average}")
-        if self.batch % self.accumulate:
-            raise ValueError(f"--batch {self.batch} does not divide into --accumulate {self.accumulate} micro-batches")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"--ema-decay must be in [0, 1) (got {self.ema_decay})")
+        if self.batch_size % self.grad_accum_steps:
+            raise ValueError(
+                f"--batch-size {self.batch_size} is not divisible by --grad-accum-steps {self.grad_accum_steps}; "
+                "change either of them"
+            )
         if self.optimizer == "muon" and self.parallel == "fsdp":
-            raise ValueError("--optimizer muon needs whole matrices, and fsdp splits them: use adamw, or ddp")
+            raise ValueError("--optimizer muon needs full matrices, which fsdp shards; use adamw, or --parallel ddp")
 
 
-def to_json(config: RunConfig) -> dict[str, Any]:
+def parse_prior(prior: str) -> tuple[str, float]:
+    """The kind of a prior and the probability of the mask in a mixed one: `mixed:0.8` is ("mixed", 0.8)."""
+    if prior in ("auto", "masked", "uniform", "unigram"):
+        return prior, 0.0
+    kind, _, value = prior.partition(":")
+    with contextlib.suppress(ValueError):
+        mask_probability = float(value)
+        if kind == "mixed" and 0 < mask_probability < 1:
+            return kind, mask_probability
+    raise ValueError(
+        "--prior must be auto, masked, uniform, unigram or mixed:M, with a probability M between 0 and 1 for the mask, "
+        f"such as mixed:0.8 (got {prior!r})"
+    )
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
     """The configuration as plain JSON values."""
 
     def plain(value: Any) -> Any:
@@ -140,14 +166,14 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return plain(dataclasses.asdict(config))
 
 
-def from_json(values: dict[str, Any]) -> RunConfig:
+def from_json(values: dict[str, Any]) -> TrainConfig:
     """The configuration that those values describe; unknown settings and values of a wrong type are errors."""
     known = sorted(_FIELDS | {f"network.{name}" for name in _NETWORK_FIELDS})
     for name in (*values, *(f"network.{name}" for name in _network(values))):
         if name not in known:
             raise ValueError(f"unknown setting {name!r}; known are: {', '.join(known)}")
     try:
-        config: RunConfig = msgspec.convert(values, RunConfig, dec_hook=_path)
+        config: TrainConfig = msgspec.convert(values, TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         reason, _, name = str(error).rpartition(" - at `$.")
         raise ValueError(_misfit(values, name.rstrip("`").partition("[")[0]) if reason else str(error)) from None
@@ -155,12 +181,12 @@ def from_json(values: dict[str, Any]) -> RunConfig:
 
 
 def migrate(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a checkpoint of any version was trained with, in today's names.
+    """The settings that a checkpoint of any version was trained with, under the present names.
 
-    Nothing is guessed: names that no version knew are errors, and so are missing ones, except those that a version
-    did not have yet. The method string is kept as it was written.
+    Nothing is guessed: names that no version knew are errors, and so are missing ones, except those that a version did
+    not have yet. The method string is kept as it was written.
     """
-    values = _with_added(values)
+    values = _renamed(values)
     missing = sorted(
         (_FIELDS - values.keys()) | {f"network.{name}" for name in _NETWORK_FIELDS - _network(values).keys()}
     )
@@ -169,15 +195,21 @@ def migrate(values: dict[str, Any]) -> dict[str, Any]:
     return to_json(from_json(values))
 
 
-def read_config(path: Path) -> RunConfig:
-    """The configuration in a run.json; one written by hand may leave settings to their defaults."""
+def read_config(path: Path) -> TrainConfig:
+    """The configuration in a run.json of any version; one written by hand may leave settings to their defaults."""
     if not path.is_file():
-        raise ValueError(f"there is no {path}; give a recipe (see `cdlm recipes`) or the run.json of a run")
-    return from_json(_with_added(read_object(path)))
+        raise ValueError(f"{path} does not exist; give a recipe (see `cdlm recipes`) or the run.json of a run")
+    return from_json(_renamed(read_object(path)))
 
 
-def _with_added(values: dict[str, Any]) -> dict[str, Any]:
-    return {**_ADDED, **values, "network": {**_ADDED_TO_NETWORK, **_network(values)}}
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings of any version under the present names, with those that were added later."""
+    network = rename_keys(_network(values), RENAMED_NETWORK)
+    return {**_ADDED, **rename_keys(values, RENAMED), "network": {**_ADDED_TO_NETWORK, **network}}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _network(values: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +221,7 @@ def _network(values: dict[str, Any]) -> dict[str, Any]:
 
 def _misfit(values: dict[str, Any], name: str) -> str:
     """What a setting takes, and what it got instead."""
-    kind, value = (RunConfig, values) if "." not in name else (Architecture, values["network"])
+    kind, value = (TrainConfig, values) if "." not in name else (NetworkConfig, values["network"])
     value, hint = value[name.rpartition(".")[2]], typing.get_type_hints(kind)[name.rpartition(".")[2]]
     takes = ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else getattr(hint, "__name__", str(hint))
     return f"setting {name!r} takes {takes}; got {value!r}"
@@ -202,8 +234,24 @@ def _path(kind: type, value: Any) -> Any:
     raise TypeError(f"expected a path, got {value!r}")
 
 
-_FIELDS = {field.name for field in dataclasses.fields(RunConfig)}
-_NETWORK_FIELDS = {field.name for field in dataclasses.fields(Architecture)}
-_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown": 0.0}
-_ADDED_TO_NETWORK: dict[str, Any] = {"absolute": 0, "tied": False}
+_FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}
+_NETWORK_FIELDS = {field.name for field in dataclasses.fields(NetworkConfig)}
+RENAMED = {
+    "noise": "noise_schedule",
+    "batch": "batch_size",
+    "length": "seq_length",
+    "accumulate": "grad_accum_steps",
+    "lr": "learning_rate",
+    "warmup": "warmup_ratio",
+    "cooldown": "cooldown_ratio",
+    "clip": "max_grad_norm",
+    "average": "ema_decay",
+    "reference": "reference_steps",
+    "samples": "valid_samples",
+    "sample_steps": "valid_sample_steps",
+    "keep": "keep_checkpoints",
+}
+"""Settings of earlier versions and their present names."""
+_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto"}
+_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False}
 """Settings that were added later, with the values that reproduce the versions without them."""

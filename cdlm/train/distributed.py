@@ -1,7 +1,8 @@
-"""Several processes: who am I, how are weights held, and how do whole tensors come back together.
+"""Several processes: the rank of this one, how weights are sharded, and how full tensors are put together again.
 
 `ddp` replicates the weights and averages gradients; `fsdp` (torch's `fully_shard`) splits weights, gradients and
-optimiser state. Either way `whole` gives ordinary tensors: a checkpoint does not know how many processes wrote it.
+optimizer state. Either way `full_tensor` gives ordinary tensors: a checkpoint does not know how many processes wrote
+it.
 """
 
 import dataclasses
@@ -15,15 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective import Loss, Objective
-from cdlm.rng import Rng
 from cdlm.train.config import Parallel
-from cdlm.types import Tokens
+from cdlm.types import Mixture, Time, Tokens
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long to wait for a process that does not answer; one that is dead is noticed at once."""
@@ -31,13 +30,13 @@ PATIENCE = datetime.timedelta(minutes=10)
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """This process among the others; one alone unless torchrun started several."""
+    """The rank of this process and their number; a single process unless torchrun started several."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
 
@@ -97,19 +96,8 @@ def leave(together: bool) -> None:
         dist.destroy_process_group()
 
 
-class LossModule(nn.Module):
-    """Eq. (8) as a module, so that gradient synchronisation wraps head, terms and trunk alike."""
-
-    def __init__(self, denoiser: Denoiser, objective: Objective) -> None:
-        super().__init__()
-        self.denoiser, self.objective = denoiser, objective
-
-    def forward(self, target: Denoiser | None, x0: Tokens, step: int, rng: Rng) -> Loss:
-        return self.objective.loss(self.denoiser, target, x0, step, rng)
-
-
 def shard_frozen(network: Denoiser, parallel: Parallel) -> None:
-    """Split the weights of a network that does not train, as one piece: whole from `gather` to `settle`.
+    """Split the weights of a network that does not train, as one piece: unsharded from `unshard` to `reshard`.
 
     How often it runs depends on the rows that a process happens to have, and gathering is a joint effort: so it is not
     gathered by running it.
@@ -118,14 +106,14 @@ def shard_frozen(network: Denoiser, parallel: Parallel) -> None:
         fully_shard(network, reshard_after_forward=False)
 
 
-def gather(network: Denoiser | None) -> None:
-    """Hold the whole weights of a sharded network until `settle`; every process must call this together."""
+def unshard(network: Denoiser | None) -> None:
+    """Hold the full weights of a sharded network until `reshard`; every process must call this together."""
     for module in _sharded(network):
         module.unshard()
 
 
-def settle(*networks: nn.Module | None) -> None:
-    """Give back the whole weights, so that parameters are shards again."""
+def reshard(*networks: nn.Module | None) -> None:
+    """Free the full weights, so that parameters are shards again."""
     for network in networks:
         for module in _sharded(network):
             module.reshard()
@@ -135,19 +123,36 @@ def _sharded(network: nn.Module | None) -> list[FSDPModule]:
     return [module for module in network.modules() if isinstance(module, FSDPModule)] if network is not None else []
 
 
-def loss_module(denoiser: Denoiser, objective: Objective, parallel: Parallel, device: torch.device) -> nn.Module:
-    """The loss, ready to be called: replicas and shards synchronise their gradients when it is differentiated."""
-    module = LossModule(denoiser, objective)
+class _Features(nn.Module):
+    """`Denoiser.features` as the forward pass of a module, which is where DDP prepares the gradients of all weights."""
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        super().__init__()
+        self.denoiser, self.features = denoiser, denoiser.features
+
+    def forward(self, x: Tokens | Mixture, alpha: Time, rows: Tensor | None = None) -> Tensor:
+        return self.features(x, alpha, rows)
+
+
+def parallelize(denoiser: Denoiser, parallel: Parallel) -> nn.Module:
+    """Synchronise gradients when a loss is differentiated, by the forward pass `denoiser.features` from now on.
+
+    A loss runs `features` once, then reads the weights of the head: they are whole until its backward pass has ended.
+    Returns the module that `set_gradient_sync` and `reshard` take.
+    """
     if parallel == "fsdp":
         for block in denoiser.backbone.blocks:
             fully_shard(block)
-        fully_shard(module)
+        fully_shard(denoiser, reshard_after_forward=False)
+        register_fsdp_forward_method(denoiser, "features")
     if parallel == "ddp":
-        return nn.parallel.DistributedDataParallel(module, [device.index] if device.index is not None else None)
-    return module
+        replica = nn.parallel.DistributedDataParallel(_Features(denoiser))
+        denoiser.features = replica.__call__  # type: ignore[method-assign]
+        return replica
+    return denoiser
 
 
-def accumulating(module: nn.Module, last: bool) -> None:
+def set_gradient_sync(module: nn.Module, last: bool) -> None:
     """Synchronise gradients on the last micro-batch only."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = last
@@ -155,21 +160,21 @@ def accumulating(module: nn.Module, last: bool) -> None:
         module.set_requires_gradient_sync(last)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The full tensor on the host, whatever way it is held; every process must call this together."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
 
 
 @torch.no_grad()
-def restore(tensor: Tensor, value: Tensor) -> None:
+def load_full_tensor(tensor: Tensor, value: Tensor) -> None:
     """Put a full tensor into one that may be sharded."""
     if isinstance(tensor, DTensor):
         value = distribute_tensor(value.to(tensor.device, tensor.dtype), tensor.device_mesh, tensor.placements)
     tensor.copy_(value)
 
 
-def mean(values: Tensor, world: World) -> Tensor:
+def mean_over_ranks(values: Tensor, world: World) -> Tensor:
     """The mean over the processes."""
     if world.size > 1:
         dist.all_reduce(values)
@@ -177,8 +182,8 @@ def mean(values: Tensor, world: World) -> Tensor:
     return values
 
 
-def anyone(flag: bool, world: World, device: torch.device) -> bool:
-    """Whether the flag is set in any process."""
+def any_rank(flag: bool, world: World, device: torch.device) -> bool:
+    """Whether the flag is set on any rank."""
     if world.size == 1:
         return flag
     value = torch.tensor(float(flag), device=device)
@@ -186,12 +191,12 @@ def anyone(flag: bool, world: World, device: torch.device) -> bool:
     return bool(value.item())
 
 
-def first_tells(work: Callable[[], str | None], world: World) -> str | None:
-    """What the first process finds, told to all; its error too, so that none waits for an answer."""
+def broadcast_from_rank_0(work: Callable[[], str | None], world: World) -> str | None:
+    """What rank 0 finds, sent to all ranks; its error too, so that none waits for an answer."""
     if world.size == 1:
         return work()
     told: list[str | None] = [None, None]
-    if world.first:
+    if world.is_main:
         try:
             told[0] = work()
         except (ValueError, OSError) as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,27 +10,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdlm.data.tokens import TokenFile
 from cdlm.extras import require
 from cdlm.files import naming, write_whole
-from cdlm.train.config import RunConfig, to_json
-from cdlm.train.distributed import mean
+from cdlm.methods import Method
+from cdlm.model.denoiser import Denoiser
+from cdlm.objective import Objective
+from cdlm.schedules import scaled_decay
+from cdlm.train.config import TrainConfig, to_json
+from cdlm.train.distributed import World, mean_over_ranks
 from cdlm.train.optim import learning_rate
 from cdlm.train.step import Learner
 
 Sink = Callable[[dict[str, Any]], None]
+RENAMED = {"lr": "learning_rate", "gradient": "grad_norm", "texts": "samples"}
+"""Keys of metrics.jsonl in earlier versions and their present names."""
+
+
+def announce(
+    config: TrainConfig,
+    network: Denoiser,
+    method: Method,
+    objective: Objective,
+    data: TokenFile,
+    device: torch.device,
+    world: World,
+) -> None:
+    """What is about to run, with the decays as they are scaled to it."""
+    corpus = data.meta.splits["train"].tokens
+    seen = config.steps * config.batch_size * config.seq_length
+    print(
+        f"{method.name} ({config.method}), {network.count():,} parameters, on {world.size} x {device}, {config.dtype}"
+    )
+    batch = f"{config.batch_size} x {config.seq_length}"
+    print(f"{config.steps:,} steps of {batch}: {seen / corpus:.2f} times {corpus:,} tokens")
+    if network.process is not None:
+        print(f"prior: {config.prior} ({network.process.name}), noise schedule: {config.noise_schedule}")
+    decays = [("EMA", config.ema_decay)]
+    if objective.network is not None and (decay := objective.network.decay(0)) < 1:
+        decays.append(("target", decay))
+    for name, decay in decays:
+        scaled = scaled_decay(decay, config.steps, config.reference_steps)
+        horizon = 1 / (1 - scaled) if scaled < 1 else math.inf
+        at = f"decay {decay:g} at {config.reference_steps:,} steps"
+        print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
 
 
 def summarise(state: Learner, recent: list[dict[str, Tensor]], step: int, speed: float) -> dict[str, Any]:
     """The means since the last line, and where the schedules stand."""
     objective, progress = state.objective, step / state.config.steps
     values: dict[str, Any] = {"step": step + 1, "kind": "train", "tokens_per_second": round(speed, 1)}
-    names = ["loss", *(term.name for term in objective.terms), "gradient"]
+    names = ["loss", *(term.name for term in objective.terms), "grad_norm"]
     none = torch.zeros((), device=state.denoiser.device)
     sums = [sum((line[name].float() for line in recent if name in line), none) for name in names]
     counts = [none + sum(name in line for line in recent) for name in names]  # a term may have no row in a process
-    total, count = mean(torch.stack([*sums, *counts]), state.world).cpu().chunk(2)
+    total, count = mean_over_ranks(torch.stack([*sums, *counts]), state.world).cpu().chunk(2)
     values |= {name: float(t / c) for name, t, c in zip(names, total, count, strict=True) if c > 0}
-    values["lr"] = learning_rate(state.config, step)
+    values["learning_rate"] = learning_rate(state.config, step)
     for term in objective.terms:
         values[f"share {term.name}"] = term.share(progress)
         values[f"delta {term.name}"] = [term.times.low(progress), term.times.high(progress)]
@@ -40,7 +77,7 @@ def summarise(state: Learner, recent: list[dict[str, Tensor]], step: int, speed:
     return values
 
 
-def console_line(line: dict[str, Any], config: RunConfig) -> str:
+def console_line(line: dict[str, Any], config: TrainConfig) -> str:
     """One plain line that reads well in a log."""
     parts = [f"step {line['step']:>7,}/{config.steps:,}", f"loss {line['loss']:.4f}"]
     terms = [name.removeprefix("share ") for name in line if name.startswith("share ")]
@@ -50,12 +87,16 @@ def console_line(line: dict[str, Any], config: RunConfig) -> str:
     if low < 1:
         parts.append(f"delta {low:.3g}" if low == high else f"delta {low:.3g}-{high:.3g}")
     parts += [f"lambda {line['lambda']:.4g}"] if "lambda" in line else []
-    parts += [f"grad {line['gradient']:.2f}", f"lr {line['lr']:.2e}", f"{line['tokens_per_second']:,.0f} tokens/s"]
+    parts += [
+        f"grad {line['grad_norm']:.2f}",
+        f"lr {line['learning_rate']:.2e}",
+        f"{line['tokens_per_second']:,.0f} tokens/s",
+    ]
     parts += [f"{line['memory_gib']:.1f} GiB"] if "memory_gib" in line else []
     return "  ".join(parts)
 
 
-def open_log(config: RunConfig, from_step: int) -> Sink:
+def open_log(config: TrainConfig, from_step: int) -> Sink:
     """A function that records a line of metrics; lines of a run's lost future are dropped when it resumes."""
     path = config.out / "metrics.jsonl"
     if path.is_file():
@@ -75,7 +116,10 @@ def open_log(config: RunConfig, from_step: int) -> Sink:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics; a last line cut short by a crash is passed over, and others too, with a word."""
+    """The lines of a run's metrics, of any version, under the present names.
+
+    A last line that a crash has cut short is skipped; other damaged lines are skipped with a message.
+    """
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{run} has no metrics.jsonl; is it the folder of a run?")
@@ -92,14 +136,16 @@ def _line(text: str) -> dict[str, Any] | None:
         line = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        return None
+    return {RENAMED.get(name, name): value for name, value in line.items()}
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in line.items() if isinstance(value, int | float) and name != "step"}
 
 
-def _tensorboard(config: RunConfig, from_step: int) -> Sink:
+def _tensorboard(config: TrainConfig, from_step: int) -> Sink:
     tensorboard = require("torch.utils.tensorboard", "track", "--track tensorboard", "tensorboard")
     writer = tensorboard.SummaryWriter(str(config.out / "tensorboard"), purge_step=from_step + 1)
 
@@ -111,7 +157,7 @@ def _tensorboard(config: RunConfig, from_step: int) -> Sink:
     return write
 
 
-def _wandb(config: RunConfig, from_step: int) -> Sink:
+def _wandb(config: TrainConfig, from_step: int) -> Sink:
     wandb = require("wandb", "track", "--track wandb")
     name = hashlib.blake2b(
         str(config.out.resolve()).encode(), digest_size=6

@@ -18,35 +18,35 @@ from torch import Tensor
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.data.tokens import TokenFile, open_tokens
+from cdlm.data.tokens import open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
-from cdlm.files import alone_in, flush, read_object, write_whole
-from cdlm.methods import Method, needs_trained_model, parse_method, same_method
-from cdlm.model.architecture import Architecture
+from cdlm.files import alone_in, flush, write_whole
+from cdlm.methods import Method
+from cdlm.methods.spec import needs_trained_model, parse_method, same_method
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import describe, load, newest
+from cdlm.model.pretrained import load_denoiser, migrate_model_config, model_config, read_model_config
 from cdlm.objective import Objective
-from cdlm.process import SCHEDULES
-from cdlm.schedules import scaled_decay
 from cdlm.train import checkpoint
-from cdlm.train.config import Resume, RunConfig, migrate, to_json
-from cdlm.train.distributed import World, anyone, first_tells, join, leave, lost_contact
-from cdlm.train.log import console_line, open_log, summarise
+from cdlm.train.config import Resume, TrainConfig, migrate, to_json
+from cdlm.train.distributed import World, any_rank, broadcast_from_rank_0, join, leave, lost_contact
+from cdlm.train.log import announce, console_line, open_log, summarise
+from cdlm.train.prior import check_prior, make_process, same_prior
 from cdlm.train.recipes import RECIPES
-from cdlm.train.step import Learner, learner, take_step
-from cdlm.train.validation import report, validate
+from cdlm.train.step import Learner, make_learner, train_step
+from cdlm.train.validation import print_validation, validate
 from cdlm.types import Tokens
 
 FREE = {
-    *("out", "data", "init_from", "device", "parallel", "accumulate", "compile", "log_every", "valid_every"),
-    *("valid_batches", "samples", "sample_steps", "save_every", "keep", "track"),
+    *("out", "data", "init_from", "device", "parallel", "grad_accum_steps", "compile", "log_every", "valid_every"),
+    *("valid_batches", "valid_samples", "valid_sample_steps", "save_every", "keep_checkpoints", "track"),
 }
-"""Settings that may change when a run resumes: they move no weight, or only in the last digits. But with
-dropout another layout (`parallel`, the number of processes, `accumulate`) drops other units, and the weights differ as
-with another seed. (`data` is a path; the tokens themselves must be the same.)"""
+"""Settings that may change when a run resumes: they change no weight, or only its last digits. But with dropout another
+layout (`parallel`, the number of processes, `grad_accum_steps`) drops other units, and the weights differ as with
+another seed. (`data` is a path; the tokens themselves must be the same.)"""
 
 
-def train(config: RunConfig, resume: Resume = "no") -> Path:
+def train(config: TrainConfig, resume: Resume = "no") -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
     check(config)
     device = pick_device(config.device)
@@ -55,30 +55,34 @@ def train(config: RunConfig, resume: Resume = "no") -> Path:
         return _train(config, resume, device, world, held)
 
 
-def check(config: RunConfig) -> None:
+def check(config: TrainConfig) -> None:
     """Refuse a network or a start that does not suit the method."""
     method, _ = parse_method(config.method)
     if config.network.causal != (method.process == "none"):
         wrong = "needs" if method.process == "none" else "does not take"
         raise ValueError(f"{method.name} {wrong} a causal network; set --network.causal accordingly")
     if method.process == "uniform" and not config.network.time_conditioning:
-        raise ValueError(f"{method.name} is told the time: add --network.time-conditioning, or start from its recipe")
+        raise ValueError(
+            f"{method.name} needs a time-conditioned network; add --network.time-conditioning, or start from its recipe"
+        )
+    check_prior(config)
     if config.init_from is None and needs_trained_model(config.method):
         base = method.starts_from or "mdlm"
         raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {base}")
 
 
-def _train(config: RunConfig, resume: Resume, device: torch.device, world: World, held: contextlib.ExitStack) -> Path:
-    if config.batch % (world.size * config.accumulate):
+def _train(config: TrainConfig, resume: Resume, device: torch.device, world: World, held: contextlib.ExitStack) -> Path:
+    if config.batch_size % (world.size * config.grad_accum_steps):
         raise ValueError(
-            f"--batch {config.batch} does not divide among {world.size} processes x {config.accumulate} micro-batches"
+            f"--batch-size {config.batch_size} is not divisible by {world.size} processes x --grad-accum-steps "
+            f"{config.grad_accum_steps}; change one of them"
         )
     data = open_tokens(config.data, "train")
     valid = open_tokens(config.data, "valid") if "valid" in data.meta.splits else None
     data.check_vocabulary(Tokenizer.load(config.data / "tokenizer.json").vocab_size, "its tokenizer.json")
     for split in (data, valid):
         if split is not None:
-            split.blocks(config.length)  # too little data is found now, not at the first validation
+            split.blocks(config.seq_length)  # too little data is found now, not at the first validation
     corpus = {"sha256": data.meta.splits["train"].sha256, "vocab": data.meta.vocab}
 
     def choose() -> str | None:
@@ -88,38 +92,48 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
         found = _to_resume(config, resume)
         return None if found is None else str(found)
 
-    path = first_tells(choose, world)
+    path = broadcast_from_rank_0(choose, world)
     last = None if path is None else _read_last(Path(path), config, resume, corpus)
-    network, method, objective = build(config, data.meta.vocab, device, fresh=last is None)
+    network, method, objective = build(config, data.meta.vocab, device, last)
     held.enter_context(few_threads(device, network.count()))
-    state = learner(config, network, objective, world)
+    state = make_learner(config, network, objective, world)
     first, best = 0, None
-    base = _history(config) if last is None else last.model_config.get("trained", {}).get("from")
+    base = _base_training(config) if last is None else last.model_config.get("training", {}).get("from")
     if last is not None:
         _check_fit(last, network, objective, config)
         state.restore(last.step, last.tensors)
         first, best = last.step, last.best
 
     def batches(step: int, rows: Tensor) -> Tokens:
-        return data.batch(step, config.seed, config.batch, rows, config.length)
+        return data.batch(step, config.seed, config.batch_size, rows, config.seq_length)
 
     def save(step: int) -> None:
         tensors = state.state()
-        if world.first:
+        if world.is_main:
             flush(config.out / "metrics.jsonl")  # the lines before a checkpoint are as safe as it is
             tokenizer = config.data / "tokenizer.json"
-            about: dict[str, Any] = {"length": config.length, "posterior": method.posterior}
-            about |= {"framed": data.meta.packing != "plain", "padded": data.meta.packing == "sentences"}
-            how = {"method": config.method, "steps": step, "batch": config.batch, "length": config.length, "from": base}
-            model = {**describe(network), "text": about, "trained": how}
+            text = {
+                "max_length": config.seq_length,
+                "posterior": method.posterior,
+                "bos_framed": data.meta.packing != "plain",
+                "eos_padded": data.meta.packing == "sentences",
+            }
+            training = {
+                "method": config.method,
+                "steps": step,
+                "batch_size": config.batch_size,
+                "seq_length": config.seq_length,
+                "from": base,
+            }
+            model = {**model_config(network), "text": text, "training": training}
             found = checkpoint.Checkpoint(step, tensors, model, to_json(config), best, corpus, tokenizer)
-            checkpoint.write(config.out, found, config.keep)
+            checkpoint.write(config.out, found, config.keep_checkpoints)
 
     recent: list[dict[str, Tensor]] = []
     regular = False
     with contextlib.ExitStack() as inner:
         record = None
-        if world.first:
+        if world.is_main:
             write_whole(config.out / "run.json", json.dumps(to_json(config), indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
             if valid is None:
@@ -132,18 +146,18 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
         asked_to_stop = inner.enter_context(_signals())
         clock, done = time.perf_counter(), first
         for step in range(first, config.steps):
-            recent.append(take_step(state, batches, step))
+            recent.append(train_step(state, batches, step))
             n, ended = step + 1, step + 1 == config.steps
             log_now = n % config.log_every == 0 or ended
             valid_now = ended or (config.valid_every > 0 and n % config.valid_every == 0)
-            stopping = (world.size == 1 or n % 10 == 0) and anyone(asked_to_stop(), world, device) and not ended
+            stopping = (world.size == 1 or n % 10 == 0) and any_rank(asked_to_stop(), world, device) and not ended
             save_now = n % config.save_every == 0 or ended or stopping
             if log_now or valid_now or save_now or device.type == "cpu":
                 _check_finite(recent, step, config, device, world)
             if valid_now or save_now:
                 _check_weights(state, n, config, device)
             if log_now:
-                speed = (n - done) * config.batch * config.length / (time.perf_counter() - clock)
+                speed = (n - done) * config.batch_size * config.seq_length / (time.perf_counter() - clock)
                 line = summarise(state, recent, step, speed)
                 if record is not None:
                     record(line)
@@ -155,7 +169,7 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
                     best, save_now = (found["nelbo"], n), True  # the best is always kept
                 if record is not None:
                     record(found)
-                    report(found, config)
+                    print_validation(found, config)
             if save_now:
                 save(n)
             if log_now or valid_now or save_now:
@@ -169,7 +183,7 @@ def _train(config: RunConfig, resume: Resume, device: torch.device, world: World
             f"no checkpoint of {config.out} can be seen here; --out must be on a disk that all nodes share"
         )
     finished = int(end.name.removeprefix("step-")) >= config.steps
-    if world.first and finished:
+    if world.is_main and finished:
         print(f"done: {end}; try: cdlm sample {config.out}, cdlm plot {config.out}", flush=True)
     if not finished:
         raise Stopped(f"stopped; saved {end}; go on with --resume auto")
@@ -181,80 +195,61 @@ class Stopped(Exception):  # noqa: N818 (an end on request, not an error)
 
 
 def build(
-    config: RunConfig, vocab: int, device: torch.device, fresh: bool = True
+    config: TrainConfig, vocab: int, device: torch.device, last: checkpoint.Checkpoint | None = None
 ) -> tuple[Denoiser, Method, Objective]:
-    """The network (random, or from a model if it starts afresh) and the objective of a run."""
+    """The network and the objective of a run; the weights are random, those of a model, or left to the `last`
+    checkpoint."""
     method, choices = parse_method(config.method)
-    process = method.default_process(vocab)
-    if process is not None:
-        process = dataclasses.replace(process, noise=SCHEDULES[config.noise]())
-    objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference)
+    unchanged = last is not None and last.run_config["prior"] == config.prior
+    saved_prior = last.tensors["model"].get("prior") if last is not None and unchanged else None
+    process = make_process(config, method, vocab, saved_prior)
+    objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference_steps)
     torch.manual_seed(config.seed)
     network = Denoiser(config.network, process, vocab)
-    if config.init_from is not None and fresh:
+    if config.init_from is not None and last is None:
         start = zoo.found(config.init_from)
         if not start.exists():
             raise ValueError(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
                 f"{_command(config.init_from)}, or name another with --init-from"
             )
-        given = load(start)
-        ours, theirs = _comparable(describe(network)), _comparable(describe(given))
+        given = load_denoiser(start)
+        ours, theirs = _comparable(model_config(network)), _comparable(model_config(given))
         weights = given.state_dict()
         if given.vocab == vocab + 1 and network.process is not None and network.process.flat:
             # public DUO checkpoints have one id, [PAD], more than GPT-2's tokens: its rows are left out
             rows = ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias")
             weights = {name: value[:vocab] if name.endswith(rows) else value for name, value in weights.items()}
-            theirs["vocab"] = vocab
-        for key in ("process", "vocab", "architecture"):
+            theirs["vocab_size"] = vocab
+        for key in ("process", "vocab_size", "network"):
             if ours[key] != theirs[key]:
                 raise ValueError(
                     f"--init-from {config.init_from} does not fit: its {key} is {_show(theirs[key], ours[key])}"
                 )
+        if not same_prior(given.process, process):
+            raise ValueError(
+                f"--init-from {config.init_from} does not fit: its prior is not that of --prior {config.prior}; "
+                "use the --prior and the data that it was trained with"
+            )
         network.load_state_dict(weights)
     return network.to(device, weight_dtype(device, config.dtype)), method, objective
 
 
-def announce(
-    config: RunConfig,
-    network: Denoiser,
-    method: Method,
-    objective: Objective,
-    data: TokenFile,
-    device: torch.device,
-    world: World,
-) -> None:
-    """What is about to run, with the decays as they are scaled to it."""
-    corpus = data.meta.splits["train"].tokens
-    seen = config.steps * config.batch * config.length
-    print(
-        f"{method.name} ({config.method}), {network.count():,} parameters, on {world.size} x {device}, {config.dtype}"
-    )
-    print(f"{config.steps:,} steps of {config.batch} x {config.length}: {seen / corpus:.2f} times {corpus:,} tokens")
-    decays = [("average", config.average)]
-    if objective.network is not None and (decay := objective.network.decay(0)) < 1:
-        decays.append(("target", decay))
-    for name, decay in decays:
-        scaled = scaled_decay(decay, config.steps, config.reference)
-        horizon = 1 / (1 - scaled) if scaled < 1 else math.inf
-        at = f"decay {decay:g} at {config.reference:,} steps"
-        print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
-
-
-def _to_resume(config: RunConfig, resume: Resume) -> Path | None:
+def _to_resume(config: TrainConfig, resume: Resume) -> Path | None:
     """The checkpoint to go on from, if any; a run is never overwritten."""
     if resume == "no" and checkpoint.latest(config.out) is not None:
         raise ValueError(f"{config.out} already holds a run; continue it with --resume auto, or choose another --out")
     return checkpoint.last_good(config.out)
 
 
-def _read_last(path: Path, config: RunConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint:
+def _read_last(path: Path, config: TrainConfig, resume: Resume, corpus: dict[str, Any]) -> checkpoint.Checkpoint:
     """Read what the first process has found good; a run is not continued as something else."""
     found = checkpoint.read(path, check=False)
     try:
         before, now = migrate(found.run_config), to_json(config)
     except ValueError as error:
         raise ValueError(f"the settings in {path / checkpoint.STATE} cannot be read: {error}") from None
+    found = dataclasses.replace(found, run_config=dict(before), model_config=_model_config(found, config))
     if same_method(before["method"], now["method"]):
         before["method"] = now["method"]
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key not in FREE and before[key] != now[key]]
@@ -268,10 +263,10 @@ def _read_last(path: Path, config: RunConfig, resume: Resume, corpus: dict[str, 
     return found
 
 
-def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Objective, config: RunConfig) -> None:
+def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Objective, config: TrainConfig) -> None:
     """Even a forced resume needs the same network, and a target where the method has one."""
     try:
-        ours, theirs = _comparable(describe(network)), _comparable(last.model_config)
+        ours, theirs = _comparable(model_config(network)), _comparable(last.model_config)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the config.json of the checkpoint in {config.out} is damaged ({error!r})") from None
     if ours != theirs:
@@ -307,27 +302,35 @@ def _show(theirs: Any, ours: Any) -> str:
 
 
 def _comparable(model: dict[str, Any]) -> dict[str, Any]:
-    """What must agree for weights to fit: everything but the dropout, how texts are sampled, and its history."""
-    known = dataclasses.asdict(Architecture()) | model["architecture"]  # an earlier version knew fewer settings
-    shape = {key: value for key, value in known.items() if key != "dropout"}
-    rest = {key: value for key, value in model.items() if key not in ("text", "trained")}
-    return {**rest, "architecture": shape}
+    """What must agree for weights to fit: everything but the dropout, how samples are generated, and the training."""
+    known = dataclasses.asdict(NetworkConfig()) | model["network"]  # an earlier version knew fewer settings
+    network = {key: value for key, value in known.items() if key != "dropout"}
+    rest = {key: value for key, value in model.items() if key not in ("text", "training")}
+    return {**rest, "network": network}
 
 
-def _history(config: RunConfig) -> dict[str, Any] | None:
-    """How the model that this run starts from was trained, as far as its folder says."""
+def _model_config(last: checkpoint.Checkpoint, config: TrainConfig) -> dict[str, Any]:
+    """The config.json of a checkpoint of any version, under the present names."""
+    try:
+        return migrate_model_config(last.model_config)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the config.json of the checkpoint in {config.out} is damaged ({error!r})") from None
+
+
+def _base_training(config: TrainConfig) -> dict[str, Any] | None:
+    """How the model that this run starts from was trained, as far as its directory says."""
     if config.init_from is None:
         return None
-    trained: dict[str, Any] | None = read_object(newest(zoo.found(config.init_from)) / "config.json").get("trained")
-    return trained
+    training: dict[str, Any] | None = read_model_config(zoo.found(config.init_from)).get("training")
+    return training
 
 
 def _check_finite(
-    recent: list[dict[str, Tensor]], step: int, config: RunConfig, device: torch.device, world: World
+    recent: list[dict[str, Tensor]], step: int, config: TrainConfig, device: torch.device, world: World
 ) -> None:
     """Stop at the first step whose loss or gradient is not a number, before it is saved."""
     bad = not all(bool(torch.isfinite(value).all()) for line in recent for value in line.values())
-    if not anyone(bad, world, device):
+    if not any_rank(bad, world, device):
         return
     first, names = step, ["another process"]
     for back, line in enumerate(recent):
@@ -337,30 +340,30 @@ def _check_finite(
             break
     raise FloatingPointError(
         f"not a finite number at step {first + 1}: {', '.join(names)}; {checkpoint.standing(config.out)}; "
-        "try a lower --lr"
+        "try a lower --learning-rate"
     )
 
 
-def _check_weights(state: Learner, done: int, config: RunConfig, device: torch.device) -> None:
+def _check_weights(state: Learner, done: int, config: TrainConfig, device: torch.device) -> None:
     """Loss and gradient may be finite and the weights that they led to not: those are neither judged nor saved."""
-    wrong = state.spoiled()
-    if not anyone(bool(wrong), state.world, device):
+    wrong = state.non_finite()
+    if not any_rank(bool(wrong), state.world, device):
         return
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise FloatingPointError(
         f"not a finite number after step {done}: {', '.join(wrong[:3]) or 'weights of another process'}{more}; "
-        f"{checkpoint.standing(config.out)}; try a lower --lr"
+        f"{checkpoint.standing(config.out)}; try a lower --learning-rate"
     )
 
 
 @contextlib.contextmanager
-def _explained(config: RunConfig, world: World) -> Iterator[None]:
+def _explained(config: TrainConfig, world: World) -> Iterator[None]:
     """Say in words what torch says in a stack trace: no memory left, or a process that is gone."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-            advice = "use a smaller --batch, or a larger --accumulate, which splits it"
+            advice = "use a smaller --batch-size, or a larger --grad-accum-steps, which splits it"
             reason = f"the run needs more memory than there is; {advice}; {checkpoint.standing(config.out)}"
             raise OSError(errno.ENOMEM, reason) from None
         if world.size > 1 and lost_contact(error):

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cdlm.methods import parse_method
-from cdlm.train.config import RunConfig
+from cdlm.methods.spec import parse_method
+from cdlm.train.config import TrainConfig
 from cdlm.train.log import read_metrics
 
 
@@ -25,10 +25,10 @@ def plot_run(run: Path, out: Path) -> Path:
     axes[0][0].legend()
     axes[0][0].set_ylabel("nats per token")
     axes[0][0].set_title("training loss")
-    axes[0][1].plot(steps, [line["gradient"] for line in train])
+    axes[0][1].plot(steps, [line["grad_norm"] for line in train])
     axes[0][1].set_title("gradient norm")
     axes[1][0].plot([line["step"] for line in valid], [line["nelbo"] for line in valid], marker="o")
-    axes[1][0].set_title("validation NELBO, averaged weights")
+    axes[1][0].set_title("validation NELBO, EMA weights")
     axes[1][0].set_ylabel("nats per token")
     seen = [line for line in valid if "entropy" in line]
     axes[1][1].plot([line["step"] for line in seen], [line["entropy"] for line in seen], marker="o", label="samples")
@@ -39,11 +39,11 @@ def plot_run(run: Path, out: Path) -> Path:
     return _save(figure, out)
 
 
-def plot_schedules(config: RunConfig, name: str, out: Path) -> Path:
+def plot_schedules(config: TrainConfig, name: str, out: Path) -> Path:
     """Shares (kappa), step sizes delta, and the target's lambda over a run."""
     method, choices = parse_method(config.method)
     objective = method(method.default_process(2), config.steps, **choices)
-    objective = dataclasses.replace(objective, reference=config.reference)  # as it trains
+    objective = dataclasses.replace(objective, reference=config.reference_steps)  # as it trains
     figure, axes = _figure(1, 3, f"{name}: {config.steps:,} steps")
     places = sorted({round(i * (config.steps - 1) / 600) for i in range(601)})
     copies = [step for step in range(config.steps) if objective.network and objective.lam(step) == 0]

@@ -9,9 +9,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.schedules import PAPER_STEPS
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 
 SLUGS = (
     *("ar", "mdlm", "mcdlm", "mcdlm-pplopt", "mcdlm-guided", "few-step", "sdtt"),
@@ -26,59 +26,72 @@ TIME_CONDITIONED = ("udlm", "duo", "ucdlm", "duo-dcd")
 class Recipe:
     """A run, what it reproduces, and what it costs."""
 
-    config: RunConfig
+    config: TrainConfig
     reproduces: str
     cost: str
 
 
-def run(name: str, method: str, size: str, base: str | None = None, **changes: Any) -> RunConfig:
+def run(name: str, method: str, size: str, base: str | None = None, **changes: Any) -> TrainConfig:
     """A run of a method with the network that fits it, started from the run `base` if it distils one."""
     slug = method.partition(":")[0]
     causal, time_conditioning = slug in CAUSAL, slug in TIME_CONDITIONED
     if slug not in SLUGS:  # a method of the user's own
-        from cdlm.methods import parse_method
+        from cdlm.methods.spec import parse_method
 
         row, _ = parse_method(method)
         causal, time_conditioning = row.process == "none", row.time_conditioning
     network = dataclasses.replace(SIZES[size], causal=causal, time_conditioning=time_conditioning)
     start = Path("runs") / base if base else None
-    return RunConfig(method, out=Path("runs") / name, network=network, init_from=start, **changes)
+    return TrainConfig(method, out=Path("runs") / name, network=network, init_from=start, **changes)
 
 
 def paper(name: str, reproduces: str, *, method: str | None = None, base: str | None = None, **changes: Any) -> Recipe:
     """The paper's scale: a 12 x 768 network, batches of 2048 x 1024 tokens unless told otherwise."""
     steps = changes.setdefault("steps", PAPER_STEPS)
-    config = run(name, method or name, "110m", base, reference=steps, **changes)
-    tokens = config.steps * config.batch * config.length
+    config = run(name, method or name, "110m", base, reference_steps=steps, **changes)
+    tokens = config.steps * config.batch_size * config.seq_length
     return Recipe(config, reproduces, f"{tokens / 1e9:,.0f}B tokens; many GPUs, days")
 
 
 def small(method: str, base: str | None = None, name: str | None = None, steps: int | None = None) -> Recipe:
     """The paper's proportions in 2,000 steps of 65,536 tokens: half for AR, a third for a distillation."""
     steps = steps or (1000 if method == "ar" else 667 if base else 2000)
-    shape: dict[str, Any] = {"batch": 256, "length": 256, "lr": 1e-3, "warmup": 0.05, "compile": True}
-    often: dict[str, Any] = {"valid_every": 500, "save_every": 500}
+    size: dict[str, Any] = {
+        "batch_size": 256,
+        "seq_length": 256,
+        "learning_rate": 1e-3,
+        "warmup_ratio": 0.05,
+        "compile": True,
+    }
+    intervals: dict[str, Any] = {"valid_every": 500, "save_every": 500}
     reference = round(PAPER_STEPS * steps / 2000)
     name = name or method
     config = run(
-        f"small-{name}", method, "small", base and f"small-{base}", steps=steps, reference=reference, **shape, **often
+        f"small-{name}",
+        method,
+        "small",
+        base and f"small-{base}",
+        steps=steps,
+        reference_steps=reference,
+        **size,
+        **intervals,
     )
     return Recipe(config, f"{name} in the small", f"{steps * 65_536 / 1e6:.0f}M tokens; one GPU, minutes")
 
 
 def tiny(method: str, base: str | None = None, name: str | None = None) -> Recipe:
     """Enough to see the loss fall on a laptop."""
-    shape: dict[str, Any] = {"steps": 300, "batch": 16, "length": 64, "lr": 2e-3, "dtype": "float32"}
-    often: dict[str, Any] = {
+    size: dict[str, Any] = {"steps": 300, "batch_size": 16, "seq_length": 64, "learning_rate": 2e-3, "dtype": "float32"}
+    intervals: dict[str, Any] = {
         "log_every": 25,
         "valid_every": 150,
         "save_every": 100,
         "valid_batches": 4,
-        "samples": 2,
-        "sample_steps": 16,
+        "valid_samples": 2,
+        "valid_sample_steps": 16,
     }
     name = name or method
-    config = run(f"tiny-{name}", method, "tiny", base and f"tiny-{base}", **shape, **often)
+    config = run(f"tiny-{name}", method, "tiny", base and f"tiny-{base}", **size, **intervals)
     return Recipe(config, f"{name} on a CPU", "0.3M tokens; a laptop, a minute")
 
 
@@ -89,13 +102,23 @@ def zoo(method: str, name: str, base: str | None = None) -> Recipe:
     One base at a held learning rate; from it, runs of a quarter of its length whose learning rate falls to zero: the
     models that come with the package differ in nothing but the objective of their last fifth.
 
-    cdlm prepare train.txt --valid valid.txt --train-vocab 8192 --length 256 --packing sentences --out data
+    cdlm prepare train.txt --valid valid.txt --train-vocab-size 8192 --seq-length 256 --packing sentences --out data
     """
-    shape: dict[str, Any] = {"batch": 512, "length": 256, "compile": True, "optimizer": "muon", "warmup": 0.02}
-    rate: dict[str, Any] = {"steps": 2048, "lr": 2e-3, "cooldown": 0.9} if base else {"steps": 8192, "lr": 3e-3}
-    often = {"valid_every": rate["steps"] // 2, "save_every": rate["steps"] // 2, "samples": 2}
-    config = run(f"zoo-{name}", method, "18m", base and f"zoo-{base}", **shape, **rate, **often)
-    tokens, minutes = config.steps * config.batch * config.length, 3 if base else 13
+    size: dict[str, Any] = {
+        "batch_size": 512,
+        "seq_length": 256,
+        "compile": True,
+        "optimizer": "muon",
+        "warmup_ratio": 0.02,
+    }
+    rate: dict[str, Any] = (
+        {"steps": 2048, "learning_rate": 2e-3, "cooldown_ratio": 0.9}
+        if base
+        else {"steps": 8192, "learning_rate": 3e-3}
+    )
+    intervals = {"valid_every": rate["steps"] // 2, "save_every": rate["steps"] // 2, "valid_samples": 2}
+    config = run(f"zoo-{name}", method, "18m", base and f"zoo-{base}", **size, **rate, **intervals)
+    tokens, minutes = config.steps * config.batch_size * config.seq_length, 3 if base else 13
     what = f"{name}, to write English at 18M parameters"
     return Recipe(config, what, f"{tokens / 1e6:,.0f}M tokens; one H200, {minutes} minutes or so")
 
@@ -108,10 +131,10 @@ def ablation(name: str, table: str, choices: str) -> dict[str, Recipe]:
 BASES: dict[str, str] = {"mcdlm-guided": "mdlm", "sdtt": "mdlm", "duo-dcd": "duo"}
 """The runs that the two-stage methods start from."""
 
-UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch": 512, "warmup": 0.0025}
-DCD: dict[str, Any] = {"steps": 50_000, "lr": 6e-5, "warmup": 0.01, "average": 0.999}
-SDTT: dict[str, Any] = {"steps": 50_000, "warmup": 0.05}
-BASE: dict[str, Any] = {"steps": 100_000, "warmup": 0.025}
+UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch_size": 512, "warmup_ratio": 0.0025}
+DCD: dict[str, Any] = {"steps": 50_000, "learning_rate": 6e-5, "warmup_ratio": 0.01, "ema_decay": 0.999}
+SDTT: dict[str, Any] = {"steps": 50_000, "warmup_ratio": 0.05}
+BASE: dict[str, Any] = {"steps": 100_000, "warmup_ratio": 0.025}
 
 RECIPES: dict[str, Recipe] = {
     **{f"tiny-{method}": tiny(method, BASES.get(method)) for method in SLUGS},
@@ -122,7 +145,7 @@ RECIPES: dict[str, Recipe] = {
     "zoo-base": zoo("mdlm", "base"),
     "zoo-mdlm": zoo("mdlm", "mdlm", "base"),
     "zoo-mcdlm-guided": zoo("mcdlm-guided", "mcdlm-guided", "base"),
-    "ar": paper("ar", "Table 1, AR (half the steps: it has a loss at every token)", steps=75_000, warmup=1 / 30),
+    "ar": paper("ar", "Table 1, AR (half the steps: it has a loss at every token)", steps=75_000, warmup_ratio=1 / 30),
     "mdlm": paper("mdlm", "Table 1, MDLM"),
     "mcdlm": paper("mcdlm", "Table 1, MCDLM"),
     "mcdlm-pplopt": paper("mcdlm-pplopt", "Table 1, MCDLM-PPLOptimized"),
@@ -135,7 +158,7 @@ RECIPES: dict[str, Recipe] = {
         "not in the paper, and not yet tried at this size: a guided target, a quarter of a run from MDLM",
         base="mdlm",
         steps=PAPER_STEPS // 4,
-        warmup=0.05,
+        warmup_ratio=0.05,
     ),
     "mdlm-100k": paper("mdlm-100k", "the base of MDLM+SDTT", method="mdlm", **BASE),
     "sdtt": paper("sdtt", "Table 1, MDLM+SDTT", base="mdlm-100k", **SDTT),
@@ -151,11 +174,11 @@ RECIPES: dict[str, Recipe] = {
         method="sdtt:rounds=7",
         base="mdlm-upstream",
         steps=70_000,
-        batch=128,
-        warmup=1 / 28,
+        batch_size=128,
+        warmup_ratio=1 / 28,
     ),
     "dcd-upstream": paper(
-        "dcd-upstream", "DUO+DCD as its authors train it", method="duo-dcd", base="duo-upstream", batch=128, **DCD
+        "dcd-upstream", "DUO+DCD as its authors train it", method="duo-dcd", base="duo-upstream", batch_size=128, **DCD
     ),
     **ablation("steps-random", "Table 4", "steps=random"),
     **ablation("steps-staged", "Table 4", "steps=staged"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--device", "cpu", "--hidden", "64", "--blocks", "1", "--vocab", "300", "--length", "32"]
+TINY = ["--device", "cpu", "--hidden-size", "64", "--num-layers", "1", "--vocab-size", "300", "--seq-length", "32"]
 
 
 def run(name: str, *flags: str) -> str:
@@ -28,14 +28,16 @@ def run(name: str, *flags: str) -> str:
 
 def test_sampling_ends_with_its_speed_up(tmp_path: Path) -> None:
     out = tmp_path / "new" / "sampling.json"
-    text = run("sampling", "--batch", "2", "--steps", "4", "--repeats", "2", "--process", "uniform", "--out", str(out))
+    text = run(
+        "sampling", "--batch-size", "2", "--steps", "4", "--repeats", "2", "--process", "uniform", "--out", str(out)
+    )
     found = re.fullmatch(r"speed-up (\d+\.\d) x", text.splitlines()[-1])
     assert found is not None, text
     about = json.loads(out.read_text())
     reference, ours = about["rows"]
     assert (reference["name"], ours["name"]) == ("reference", "ours")
     assert float(found[1]) == round(reference["seconds"] / ours["seconds"], 1)
-    assert (about["process"], about["steps"], about["length"]) == ("uniform", 4, 32)
+    assert (about["process"], about["steps"], about["seq_length"]) == ("uniform", 4, 32)
     assert reference["evaluations"] == 4
     assert 0 < ours["evaluations"] <= 4
     for row in about["rows"]:
@@ -57,7 +59,7 @@ def test_autoregressive_writes_table_and_picture(tmp_path: Path) -> None:
 
 def test_training_agrees_with_its_plain_version(tmp_path: Path) -> None:
     out = tmp_path / "training.json"
-    text = run("training", "--batch", "4", "--plain-batch", "4", "--repeats", "1", "--out", str(out))
+    text = run("training", "--batch-size", "4", "--plain-batch", "4", "--repeats", "1", "--out", str(out))
     assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
     rows = json.loads(out.read_text())["rows"]
     assert {row["method"] for row in rows} == {"mdlm", "mcdlm", "udlm", "duo", "sdtt", "duo-dcd", "ucdlm", "ar"}
@@ -68,7 +70,20 @@ def test_training_agrees_with_its_plain_version(tmp_path: Path) -> None:
 
 
 def test_judging_agrees_with_its_plain_version() -> None:
-    flags = ["--device", "cpu", "--hidden", "384", "--blocks", "1", "--length", "32", "--num", "4", "--repeats", "1"]
+    flags = [
+        "--device",
+        "cpu",
+        "--hidden-size",
+        "384",
+        "--num-layers",
+        "1",
+        "--seq-length",
+        "32",
+        "--num",
+        "4",
+        "--repeats",
+        "1",
+    ]
     text = run("judge", *flags)
     assert float(text.splitlines()[-2].split()[-1]) < 1e-5
     assert re.fullmatch(r"speed-up \d+\.\d x", text.splitlines()[-1]), text
@@ -77,7 +92,7 @@ def test_judging_agrees_with_its_plain_version() -> None:
 @pytest.mark.soak
 def test_growth_varies_one_thing_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "growth.json"
-    flags = ["--batch", "4", "--lengths", "64", "--vocabs", "200", "--batches", "2", "--repeats", "1"]
+    flags = ["--batch-size", "4", "--lengths", "64", "--vocabs", "200", "--batches", "2", "--repeats", "1"]
     run("growth", *flags, "--out", str(out))
     rows = json.loads(out.read_text())["rows"]
     found = [(row["varied"], row["length"], row["vocab"], row["batch"]) for row in rows]
@@ -106,5 +121,5 @@ def test_help_takes_a_small_part_of_importing_torch() -> None:
 @pytest.mark.soak
 def test_the_call_traces_begin_where_the_path_begins() -> None:
     text = bare("trace")
-    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +take_step", text, re.M)
+    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +train_step", text, re.M)
     assert re.search(r"^cdlm sample .*: \d+ functions in \d+ files\n  __main__.py +main", text, re.M)

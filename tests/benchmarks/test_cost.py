@@ -20,7 +20,7 @@ MEASURED = {
 
 
 def step(name: str, **changes: object):
-    return dataclasses.replace(RECIPES[name].config, batch=64, **changes)
+    return dataclasses.replace(RECIPES[name].config, batch_size=64, **changes)
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -33,8 +33,8 @@ def test_measured_steps_come_out(name: str) -> None:
 
 @pytest.mark.parametrize(("length", "seconds"), [(256, 0.1481), (2048, 0.1803)])
 def test_measured_lengths_come_out(length: int, seconds: float) -> None:
-    run = dataclasses.replace(step("mcdlm"), batch=65_536 // length, length=length)
-    found = estimate(run, micro=run.batch, vocab=50_257)
+    run = dataclasses.replace(step("mcdlm"), batch_size=65_536 // length, seq_length=length)
+    found = estimate(run, micro=run.batch_size, vocab=50_257)
     assert found.seconds == pytest.approx(seconds, rel=0.1)
     assert found.gib == pytest.approx(25.6, rel=0.05)
     assert estimate(run, vocab=1000).seconds < found.seconds
@@ -76,13 +76,13 @@ def test_more_gpus_are_faster_until_they_wait() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2048 sequences need .* GiB, and a h100 has 79; use --micro 128"):
+    with pytest.raises(ValueError, match=r"2048 sequences need .* GiB, and a h100 has 79; use --micro-batch-size 128"):
         estimate(RECIPES["mcdlm"].config, 1, "h100", 2048)
     with pytest.raises(ValueError, match="does not divide among 3 GPUs"):
         estimate(RECIPES["mcdlm"].config, 3)
     with pytest.raises(ValueError, match="do not divide into micro-batches of 3"):
         estimate(RECIPES["mcdlm"].config, 1, "h200", 3)
-    huge = dataclasses.replace(RECIPES["mdlm"].config.network, hidden=12_288, blocks=96, heads=96)
+    huge = dataclasses.replace(RECIPES["mdlm"].config.network, hidden_size=12_288, num_layers=96, num_heads=96)
     with pytest.raises(ValueError, match="not even one sequence fits"):
         estimate(dataclasses.replace(RECIPES["mdlm"].config, network=huge))
     with pytest.raises(ValueError, match="at least 1"):

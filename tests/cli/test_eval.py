@@ -23,9 +23,29 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [" ".join(sentences[k : k + 20]) for k in range(0, 4000, 20)]
     (folder / "corpus.txt").write_text("\n<|endoftext|>\n".join(documents))
     succeed(
-        cdlm("prepare", f"{folder}/corpus.txt", "--length", "64", "--train-vocab", "300", "--out", f"{folder}/data")
+        cdlm(
+            "prepare",
+            f"{folder}/corpus.txt",
+            "--seq-length",
+            "64",
+            "--train-vocab-size",
+            "300",
+            "--out",
+            f"{folder}/data",
+        )
     )
-    quick = ["--steps", "150", "--save-every", "150", "--log-every", "150", "--samples", "0", "--valid-every", "150"]
+    quick = [
+        "--steps",
+        "150",
+        "--save-every",
+        "150",
+        "--log-every",
+        "150",
+        "--valid-samples",
+        "0",
+        "--valid-every",
+        "150",
+    ]
     for method in ("mdlm", "mcdlm", "ar"):
         succeed(cdlm("train", f"tiny-{method}", "--data", f"{folder}/data", "--out", f"{folder}/{method}", *quick))
     return folder

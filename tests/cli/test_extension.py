@@ -46,7 +46,7 @@ if __name__ == "__main__":
 
     main()
 """
-QUICK = "--steps 2 --batch 4 --length 16 --samples 0 --valid-every 0 --valid-batches 1 --device cpu"
+QUICK = "--steps 2 --batch-size 4 --seq-length 16 --valid-samples 0 --valid-every 0 --valid-batches 1 --device cpu"
 
 
 def test_a_partial_as_weight_is_shown_with_what_it_fixes(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_partial_as_weight_is_shown_with_what_it_fixes(tmp_path: Path) -> None
 def test_a_run_of_another_file_says_that_the_file_is_needed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(EXTENSION)
     (tmp_path / "text.txt").write_text(textwrap.fill("words and more words " * 200, 70))
-    prepared = run("cdlm", "prepare", "text.txt", "--length", "16", "--out", "data", cwd=tmp_path)
+    prepared = run("cdlm", "prepare", "text.txt", "--seq-length", "16", "--out", "data", cwd=tmp_path)
     assert prepared.returncode == 0, prepared.stderr
     words = ["train", "tiny-mine", "--data", "data", "--out", "run", *QUICK.split()]
     trained = run("python", "mine.py", *words, cwd=tmp_path)

@@ -42,7 +42,7 @@ def test_methods_prints_every_row_from_the_objects() -> None:
 )
 def test_one_step_of_every_method(size: str, parameters: str) -> None:
     """The 110m class has 769 parameters fewer than the peers' 169,627,218: our law has no mask."""
-    done = cdlm("methods", "--run", size, "--batch", "1", "--length", "16", "--device", "cpu")
+    done = cdlm("methods", "--run", size, "--batch-size", "1", "--seq-length", "16", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert parameters in done.stdout
     lines = done.stdout.split("One step of")[1].splitlines()
@@ -79,7 +79,7 @@ def test_moons_writes_picture_table_and_models(tmp_path: Path) -> None:
         (["moons", "--train-steps", "0"], "at least 1", 2),
         (["moons", "--device", "tpu"], "cuda", 2),
         (["moons", "--unknown", "3"], "Unrecognized", 2),
-        (["methods", "--vocab", "1"], "at least 2", 2),
+        (["methods", "--vocab-size", "1"], "at least 2", 2),
         (["mooons"], "moons", 2),
         ([], "moons", 2),
     ],

@@ -23,15 +23,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUICK = [
     "--steps",
     "6",
-    "--batch",
+    "--batch-size",
     "4",
     "--save-every",
     "3",
     "--log-every",
     "2",
-    "--samples",
+    "--valid-samples",
     "1",
-    "--sample-steps",
+    "--valid-sample-steps",
     "4",
 ]
 
@@ -43,7 +43,7 @@ def succeed(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_from_text_to_samples(work: Path) -> None:
     data, run = str(work / "data"), str(work / "run")
-    assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--length", "64", "--out", data))
+    assert "train" in succeed(cdlm("prepare", str(work / "corpus.txt"), "--seq-length", "64", "--out", data))
     assert "NELBO" in succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK))
     resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
     assert "this run is complete" in resumed
@@ -58,6 +58,14 @@ def test_from_text_to_samples(work: Path) -> None:
     succeed(cdlm("train", f"{run}/run.json", "--out", again))
     one, two = (json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[0]) for folder in (run, again))
     assert one["loss"] == two["loss"]
+
+
+def test_a_unigram_prior_from_text_to_samples(work: Path) -> None:
+    data, run = str(work / "data-unigram"), str(work / "unigram")
+    succeed(cdlm("prepare", str(work / "corpus.txt"), "--seq-length", "64", "--out", data))
+    told = succeed(cdlm("train", "tiny-udlm", "--prior", "unigram", "--data", data, "--out", run, *QUICK))
+    assert "prior: unigram" in told
+    assert "unigram/step-00000006: 2 texts" in succeed(cdlm("sample", run, "--steps", "4", "--num", "2"))
 
 
 def test_the_help_of_train_begins_with_what_there_is_to_train() -> None:
@@ -85,12 +93,14 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
         (["train"], "train takes a recipe"),
         (["train", "tiny-mcdm"], "did you mean"),
         (["train", "tiny"], "did you mean tiny-ar, tiny-mdlm, tiny-mcdlm,"),
-        (["train", "nowhere.json"], "there is no nowhere.json"),
+        (["train", "nowhere.json"], "nowhere.json does not exist"),
         (
             ["train", "tiny-mdlm", "--data", "nowhere"],
             "no folder nowhere; make it first, with: cdlm prepare FILE --out nowh",
         ),
         (["train", "tiny-mdlm", "--metod", "ar"], "--method"),
+        (["train", "tiny-mdlm", "--prior", "mask"], "--prior must be auto, masked, uniform, unigram or mixed:M"),
+        (["train", "tiny-mdlm", "--prior", "unigram"], "MDLM needs a masked process"),
         (["train", "tiny-mdlm", "--method", "sdtt"], "--init-from"),
         (["plot", "nowhere"], "there is no recipe"),
         (["plot", "docs"], "not the folder of a run"),

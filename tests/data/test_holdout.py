@@ -22,7 +22,7 @@ def test_the_end_of_a_single_document_is_for_validation(tmp_path: Path) -> None:
     """A tenth of its characters, from the line on in which that tenth begins; the line end at the cut is left out."""
     console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
     (tmp_path / "x.txt").write_text(book())
-    settings = {"packing": "plain", "valid_share": 0.1}
+    settings = {"packing": "plain", "valid_fraction": 0.1}
     meta = prepare(PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", **settings), console)
     train, valid = (bytes(i for i in ids(tmp_path, split) if i != END).decode() for split in ("train", "valid"))
     whole = book().removesuffix("\n")
@@ -44,7 +44,7 @@ def test_the_end_of_a_single_document_is_for_validation(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_single_document_is_cut(text: str, share: float, parts: list[str], tmp_path: Path) -> None:
-    run(tmp_path, text, packing="plain", valid_share=share)
+    run(tmp_path, text, packing="plain", valid_fraction=share)
     assert [bytes(ids(tmp_path, split)[:-1]).decode() for split in ("train", "valid")] == parts
 
 
@@ -53,14 +53,14 @@ def test_a_single_document_of_many_pieces_is_cut_the_same(tmp_path: Path, monkey
     text = book(2000).removesuffix("\n")
     monkeypatch.setattr("cdlm.data.sources.PIECE", 5000)
     for share in (0.01, 0.3, 0.93):
-        run(tmp_path, text, packing="plain", valid_share=share, overwrite=True)
+        run(tmp_path, text, packing="plain", valid_fraction=share, overwrite=True)
         train, valid = (bytes(ids(tmp_path, split)[:-1]).decode() for split in ("train", "valid"))
         assert train + "\n" + valid == text
         assert abs(len(valid) - share * len(text)) < 80
 
 
 def test_a_tokenizer_does_not_see_the_held_out_end(tmp_path: Path) -> None:
-    meta = run(tmp_path, "ab " * 300 + "\n" + "zq " * 100, train_vocab=300, packing="plain", valid_share=0.25)
+    meta = run(tmp_path, "ab " * 300 + "\n" + "zq " * 100, train_vocab_size=300, packing="plain", valid_fraction=0.25)
     assert meta.trained_on == meta.splits["train"].characters == 900
     vocabulary = json.loads((tmp_path / "tokens" / "tokenizer.json").read_text())["model"]["vocab"]
     assert "Ġab" in vocabulary
@@ -70,10 +70,14 @@ def test_a_tokenizer_does_not_see_the_held_out_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "advice"),
     [
-        ("alone", {"valid_share": 0.01}, "would leave none to train on"),
-        ("words" + " " * 100, {"valid_share": 0.1}, "would leave none to train on"),
-        ("alone and one document", {"valid_documents": 1, "valid_share": None}, "would leave none to train on"),
-        (book(), {"valid_share": 0.01, "packing": "wrapped", "length": 512}, "no block; .*or a larger --valid-share"),
+        ("alone", {"valid_fraction": 0.01}, "would leave none to train on"),
+        ("words" + " " * 100, {"valid_fraction": 0.1}, "would leave none to train on"),
+        ("alone and one document", {"valid_documents": 1, "valid_fraction": None}, "would leave none to train on"),
+        (
+            book(),
+            {"valid_fraction": 0.01, "packing": "wrapped", "seq_length": 512},
+            "no block; .*or a larger --valid-fraction",
+        ),
     ],
 )
 def test_a_single_document_too_short_to_hold_out_an_end(

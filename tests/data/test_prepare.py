@@ -32,7 +32,7 @@ def run(folder: Path, text: str | None, **settings: Any) -> Meta:
     """Prepare a text as it stands in x.txt (None: leave that file alone); into `tokens` unless told otherwise."""
     if text is not None:
         (folder / "x.txt").write_text(text)
-    settings = {"files": (str(folder / "x.txt"),), "out": folder / "tokens", "valid_share": 0.0, **settings}
+    settings = {"files": (str(folder / "x.txt"),), "out": folder / "tokens", "valid_fraction": 0.0, **settings}
     return prepare(PrepareConfig(**settings), QUIET)
 
 
@@ -45,14 +45,14 @@ def joined(*documents: str) -> str:
 
 
 def test_wrapped_packing_by_hand(tmp_path: Path) -> None:
-    meta = run(tmp_path, joined("ab", "cde", "f"), length=5)
+    meta = run(tmp_path, joined("ab", "cde", "f"), seq_length=5)
     a, b, c, d, e, f = b"abcdef"
     assert ids(tmp_path) == [END, a, b, END, END, END, c, d, e, END, END, END, f, END, END]
     assert meta.splits["train"].unused == 0
-    meta = run(tmp_path, joined("ab", "cde", "fg"), length=5, overwrite=True)
+    meta = run(tmp_path, joined("ab", "cde", "fg"), seq_length=5, overwrite=True)
     assert ids(tmp_path) == [END, a, b, END, END, END, c, d, e, END, END, END, f, ord("g"), END]
     assert meta.splits["train"].unused == 1
-    run(tmp_path, joined("ab", "cd"), length=4, document_eos=False, overwrite=True)
+    run(tmp_path, joined("ab", "cd"), seq_length=4, document_eos=False, overwrite=True)
     assert ids(tmp_path) == [END, a, b, END, END, c, d, END]
 
 
@@ -65,16 +65,16 @@ def test_plain_packing_by_hand(tmp_path: Path) -> None:
 
 def test_chunks_do_not_show_in_the_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = joined(*("word " * n for n in range(1, 40)))
-    run(tmp_path, text, length=8)
+    run(tmp_path, text, seq_length=8)
     whole = ids(tmp_path)
     for chunk in (1, 17, 100):
         monkeypatch.setattr(module, "_CHUNK", chunk)
-        run(tmp_path, text, length=8, overwrite=True)
+        run(tmp_path, text, seq_length=8, overwrite=True)
         assert ids(tmp_path) == whole
 
 
 def test_meta_says_what_is_there(tmp_path: Path) -> None:
-    meta = run(tmp_path, joined(*"abcdefgh"), length=3, valid_share=0.25)
+    meta = run(tmp_path, joined(*"abcdefgh"), seq_length=3, valid_fraction=0.25)
     assert meta == read_meta(tmp_path / "tokens")
     assert (meta.vocab, meta.eos, meta.bos, meta.dtype, meta.tokenizer) == (257, 256, 256, "uint16", "bytes")
     assert [meta.splits[name].documents for name in ("train", "valid")] == [6, 2]
@@ -83,7 +83,7 @@ def test_meta_says_what_is_there(tmp_path: Path) -> None:
         assert hashlib.sha256(data).hexdigest() == split.sha256
         assert len(data) == 2 * split.tokens
     assert meta.sources == [{"name": str(tmp_path / "x.txt"), "bytes": (tmp_path / "x.txt").stat().st_size}]
-    assert meta.config["valid_share"] == 0.25
+    assert meta.config["valid_fraction"] == 0.25
     saved = json.loads((tmp_path / "tokens" / "meta.json").read_text())["config"]
     assert set(saved) == {field.name for field in dataclasses.fields(PrepareConfig)}
     assert Tokenizer.load(tmp_path / "tokens").encode("é") == [0xC3, 0xA9]
@@ -93,15 +93,15 @@ def test_meta_says_what_is_there(tmp_path: Path) -> None:
     ("settings", "train", "valid"),
     [
         ({"valid_documents": 3}, "abcdefg", "hij"),
-        ({"valid_share": 0.2}, "abcdefgh", "ij"),
-        ({"valid_share": None}, "abcdefghi", "j"),
-        ({"valid_share": 0.0}, "abcdefghij", None),
+        ({"valid_fraction": 0.2}, "abcdefgh", "ij"),
+        ({"valid_fraction": None}, "abcdefghi", "j"),
+        ({"valid_fraction": 0.0}, "abcdefghij", None),
     ],
 )
 def test_validation_is_the_last_documents(
     settings: dict[str, Any], train: str, valid: str | None, tmp_path: Path
 ) -> None:
-    run(tmp_path, joined(*"abcd", "", *"efghij"), packing="plain", **{"valid_share": None, **settings})
+    run(tmp_path, joined(*"abcd", "", *"efghij"), packing="plain", **{"valid_fraction": None, **settings})
     assert bytes(ids(tmp_path)[::2]).decode() == train
     assert (tmp_path / "tokens" / "valid.bin").exists() == (valid is not None)
     if valid is not None:
@@ -112,7 +112,7 @@ def test_validation_from_files_of_its_own_and_several_inputs(tmp_path: Path) -> 
     (tmp_path / "y.jsonl").write_text('{"text": "c"}\n{"text": "d"}\n')
     (tmp_path / "v.txt").write_text(joined("e", "f"))
     files = (str(tmp_path / "x.txt"), str(tmp_path / "y.jsonl"))
-    own = {"files": files, "valid": (str(tmp_path / "v.txt"),), "valid_share": None}
+    own = {"files": files, "valid": (str(tmp_path / "v.txt"),), "valid_fraction": None}
     meta = run(tmp_path, joined("a", "b"), packing="plain", **own)
     assert bytes(ids(tmp_path)[::2]) == b"abcd"
     assert bytes(ids(tmp_path, "valid")[::2]) == b"ef"
@@ -126,7 +126,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text(joined(*documents))
     found = []
     for workers in (1, 2, 3):
-        run(tmp_path, None, train_vocab=400, length=64, valid_share=0.1, workers=workers, overwrite=True)
+        run(tmp_path, None, train_vocab_size=400, seq_length=64, valid_fraction=0.1, workers=workers, overwrite=True)
         names = ("train.bin", "valid.bin", "tokenizer.json")
         found.append([(tmp_path / "tokens" / name).read_bytes() for name in names])
     assert found[0] == found[1] == found[2]
@@ -136,7 +136,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 def test_a_trained_vocabulary_sees_training_documents_only(tmp_path: Path) -> None:
     documents = ["low lower lowest " * 20] * 9 + ["zyzzyva zyzzyva " * 50]
-    meta = run(tmp_path, joined(*documents), train_vocab=270, length=16, valid_share=None)
+    meta = run(tmp_path, joined(*documents), train_vocab_size=270, seq_length=16, valid_fraction=None)
     tokenizer = Tokenizer.load(tmp_path / "tokens")
     assert meta.tokenizer == "trained"
     assert meta.trained_on == 9 * 340
@@ -153,7 +153,7 @@ def test_the_tokenizer_is_trained_on_an_even_sample(tmp_path: Path, monkeypatch:
     seen: list[str] = []
     train = Tokenizer.train
     monkeypatch.setattr(Tokenizer, "train", lambda texts, vocab: train((seen.append(t) or t for t in texts), vocab))
-    meta = run(tmp_path, joined(*documents), train_vocab=300, length=8)
+    meta = run(tmp_path, joined(*documents), train_vocab_size=300, seq_length=8)
     assert [int(text[:3]) for text in seen] == list(range(0, 100, 10))
     assert meta.trained_on == 1000
 
@@ -163,7 +163,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.add_special_tokens(["<s>", "</s>"])
     library.save(str(tmp_path / "tokenizer.json"))
-    meta = run(tmp_path, "w1 w69999 w2", tokenizer=str(tmp_path / "tokenizer.json"), length=6)
+    meta = run(tmp_path, "w1 w69999 w2", tokenizer=str(tmp_path / "tokenizer.json"), seq_length=6)
     assert meta.dtype == "uint32"
     found = np.fromfile(tmp_path / "tokens" / "train.bin", "<u4").tolist()
     assert found == [70_000, 1, 69_999, 2, 70_001, 70_001]
@@ -172,7 +172,9 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 def test_the_summary_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.txt").write_text("some text")
-    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=5000)
+    config = PrepareConfig(
+        (str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=5, valid_fraction=0.0, train_vocab_size=5000
+    )
     prepare(config, Console(width=120))
     shown = capsys.readouterr().out
     for part in ("encoding", "trained tokenizer", "characters a token", "wrote"):
@@ -185,10 +187,10 @@ def test_a_vocabulary_smaller_than_asked_for_is_said(
 ) -> None:
     (tmp_path / "x.txt").write_text("some text and some text and more")
     config = PrepareConfig(
-        (str(tmp_path / "x.txt"),), tmp_path / "tokens", length=5, valid_share=0.0, train_vocab=asked
+        (str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=5, valid_fraction=0.0, train_vocab_size=asked
     )
     meta = prepare(config, Console(width=160))
-    said = f"the vocabulary has {meta.vocab:,} tokens, not the 5,000 of --train-vocab" in capsys.readouterr().out
+    said = f"the vocabulary has {meta.vocab:,} tokens, not the 5,000 of --train-vocab-size" in capsys.readouterr().out
     assert said == smaller == (meta.vocab < asked)
 
 
@@ -197,21 +199,21 @@ def test_a_vocabulary_smaller_than_asked_for_is_said(
     [
         ({"files": ()}, "name at least one input"),
         ({"source": "c4"}, "choose from plain, lines, openwebtext"),
-        ({"length": 2}, "--length must be at least 3"),
-        ({"length": 0, "packing": "plain"}, "--length must be at least 1"),
-        ({"train_vocab": 100}, "--train-vocab must be at least 257"),
-        ({"train_vocab": 300, "tokenizer": "gpt2"}, "give only one of the two"),
-        ({"valid_documents": 3, "valid_share": 0.1}, "only one of --valid, --valid-documents"),
-        ({"valid_documents": -1, "valid_share": None}, "--valid-documents must be at least 0"),
-        ({"valid_share": 1.0}, "--valid-share from 0"),
+        ({"seq_length": 2}, "--seq-length must be at least 3"),
+        ({"seq_length": 0, "packing": "plain"}, "--seq-length must be at least 1"),
+        ({"train_vocab_size": 100}, "--train-vocab-size must be at least 257"),
+        ({"train_vocab_size": 300, "tokenizer": "gpt2"}, "give only one of the two"),
+        ({"valid_documents": 3, "valid_fraction": 0.1}, "only one of --valid, --valid-documents"),
+        ({"valid_documents": -1, "valid_fraction": None}, "--valid-documents must be at least 0"),
+        ({"valid_fraction": 1.0}, "--valid-fraction from 0"),
         ({"separator": "a\nb"}, "--separator is the text of one line"),
         ({"workers": -1}, "--workers must be at least 0"),
         ({"files": ("nowhere.txt",)}, "there is no file nowhere.txt"),
-        ({"valid": ("nowhere.txt",), "valid_share": None}, "there is no file nowhere.txt"),
+        ({"valid": ("nowhere.txt",), "valid_fraction": None}, "there is no file nowhere.txt"),
         ({"tokenizer": "nowhere"}, "there is no tokenizer at nowhere"),
-        ({"valid_documents": 2, "valid_share": None}, "would leave none to train on"),
-        ({"length": 100}, "has 16 tokens, which fill no block; .* --length of at most 18"),
-        ({"valid_documents": 1, "valid_share": None, "length": 9}, "the valid split has 6 tokens"),
+        ({"valid_documents": 2, "valid_fraction": None}, "would leave none to train on"),
+        ({"seq_length": 100}, "has 16 tokens, which fill no block; .* --seq-length of at most 18"),
+        ({"valid_documents": 1, "valid_fraction": None, "seq_length": 9}, "the valid split has 6 tokens"),
         ({"out": Path("/")}, "has no name of its own"),
     ],
 )
@@ -235,38 +237,38 @@ def test_no_documents(text: str, tmp_path: Path) -> None:
 def test_invalid_utf8_is_found_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"good\n<|endoftext|>\nb\xffd")
     with pytest.raises(ValueError, match=r"x.txt is not UTF-8 at byte 20"):
-        run(tmp_path, None, length=3)
+        run(tmp_path, None, seq_length=3)
     assert not (tmp_path / "tokens").exists()
-    run(tmp_path, None, length=3, errors="replace")
+    run(tmp_path, None, seq_length=3, errors="replace")
 
 
 def test_an_existing_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
-    run(tmp_path, "first text", length=3)
+    run(tmp_path, "first text", seq_length=3)
     before = ids(tmp_path)
     with pytest.raises(ValueError, match="exists; replace it with --overwrite"):
-        run(tmp_path, "second", length=3)
+        run(tmp_path, "second", seq_length=3)
     assert ids(tmp_path) == before
     (tmp_path / "x.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="not UTF-8"):
-        run(tmp_path, None, length=3, overwrite=True)
+        run(tmp_path, None, seq_length=3, overwrite=True)
     assert ids(tmp_path) == before
-    run(tmp_path, "second", length=3, overwrite=True)
+    run(tmp_path, "second", seq_length=3, overwrite=True)
     assert ids(tmp_path)[1::3] == [*b"second", END]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens", "x.txt"]
 
 
 def test_overwrite_spares_what_is_not_a_folder_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
-    run(tmp_path, "an empty folder is no obstacle", length=3)
+    run(tmp_path, "an empty folder is no obstacle", seq_length=3)
     (tmp_path / "tokens" / "notes.md").write_text("mine")
     with pytest.raises(ValueError, match=r"not only a folder of tokens \(notes.md\)"):
-        run(tmp_path, "text", length=3, overwrite=True)
+        run(tmp_path, "text", seq_length=3, overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.bin").write_text("mine")
     with pytest.raises(ValueError, match=r"not only a folder of tokens \(no meta.json\)"):
-        run(tmp_path, "text", length=3, overwrite=True, out=tmp_path / "other")
+        run(tmp_path, "text", seq_length=3, overwrite=True, out=tmp_path / "other")
     with pytest.raises(ValueError, match="is a file; give a folder"):
-        run(tmp_path, "text", length=3, overwrite=True, out=tmp_path / "x.txt")
+        run(tmp_path, "text", seq_length=3, overwrite=True, out=tmp_path / "x.txt")
     assert (tmp_path / "tokens" / "notes.md").read_text() == "mine"
 
 
@@ -276,7 +278,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(module, "wrap", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "some text", length=3)
+        run(tmp_path, "some text", seq_length=3)
     assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
 
 
@@ -287,7 +289,7 @@ def in_a_process(folder: Path, before: str) -> subprocess.CompletedProcess[str]:
         "import cdlm.data.prepare as module\nfrom cdlm.data.tokens import Meta\n"
         "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"{before}\nfolder = Path({str(folder)!r})\n"
-        "config = module.PrepareConfig((str(folder / 'x.txt'),), folder / 'tokens', length=64, valid_share=0)\n"
+        "config = module.PrepareConfig((str(folder / 'x.txt'),), folder / 'tokens', seq_length=64, valid_fraction=0)\n"
         "module.prepare(config, Console(quiet=True))"
     )
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -299,7 +301,7 @@ def test_a_killed_run_leaves_nothing_under_the_final_name(point: str, tmp_path: 
     assert in_a_process(tmp_path, f"{point} = die").returncode == -9
     assert not (tmp_path / "tokens").exists()
     assert (tmp_path / ".tokens.partial").is_dir()
-    run(tmp_path, None, length=64)
+    run(tmp_path, None, seq_length=64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens", "x.txt"]
     assert open_tokens(tmp_path / "tokens").blocks() == read_meta(tmp_path / "tokens").splits["train"].tokens // 64
 
@@ -321,7 +323,7 @@ def test_a_disk_that_is_full_at_the_very_end(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Meta, "write", full)
     with pytest.raises(OSError, match=r"No space left on device; make room .*tokens"):
-        run(tmp_path, "some text", length=3)
+        run(tmp_path, "some text", seq_length=3)
     assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
 
 
@@ -331,11 +333,11 @@ def test_two_runs_at_a_time_are_told_apart(tmp_path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match=r"another run is writing .*tokens; wait for it"):
-            run(tmp_path, "some text", length=3)
+            run(tmp_path, "some text", seq_length=3)
         assert (tmp_path / ".tokens.partial").is_dir()
     finally:
         os.close(lock)
-    run(tmp_path, "some text", length=3)
+    run(tmp_path, "some text", seq_length=3)
 
 
 def test_bytes_need_no_optional_library() -> None:

@@ -94,7 +94,7 @@ def test_prepared_blocks_are_framed_and_have_their_length(tmp_path: Path) -> Non
     folders = []
     for workers in (1, 3):
         folder = tmp_path / f"tokens{workers}"
-        settings = {"packing": "sentences", "length": 64, "valid_documents": 3, "workers": workers}
+        settings = {"packing": "sentences", "seq_length": 64, "valid_documents": 3, "workers": workers}
         prepare(PrepareConfig((str(tmp_path / "x.txt"),), folder, **settings), Console(quiet=True))
         folders.append(folder)
     one, other = ((folder / "train.bin").read_bytes() for folder in folders)
@@ -103,7 +103,7 @@ def test_prepared_blocks_are_framed_and_have_their_length(tmp_path: Path) -> Non
     assert (blocks[:, 0] == 256).all()
     assert (blocks[:, -1] == 256).all()
     assert {chr(first) for first in blocks[:, 1]} == {"W"}
-    with pytest.raises(TokenError, match="use --length 64"):
+    with pytest.raises(TokenError, match="use --seq-length 64"):
         open_tokens(folders[0]).batch(0, 0, 1, length=32)
     with pytest.raises(ValueError, match="leave out --no-document-eos"):
         PrepareConfig(("x.txt",), tmp_path / "other", packing="sentences", document_eos=False)

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     """26 documents, each a block of 10 ids: a letter seven times, the end of text, and the frame; 2 for validation."""
     text = "\n<|endoftext|>\n".join(letter * 7 for letter in "abcdefghijklmnopqrstuvwxyz")
     (tmp_path / "x.txt").write_text(text)
-    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", length=10, valid_documents=2)
+    config = PrepareConfig((str(tmp_path / "x.txt"),), tmp_path / "tokens", seq_length=10, valid_documents=2)
     prepare(config, Console(quiet=True))
     return tmp_path / "tokens"
 
@@ -99,16 +99,16 @@ def test_plain_packing_takes_any_length(plain: TokenFile) -> None:
     assert plain.blocks(7) == 240 // 7
     assert torch.equal(plain.read(torch.tensor([1]), 7)[0], torch.from_numpy(plain.ids[7:14].astype(np.int64)))
     assert plain.batch(0, 0, 4, length=240).shape == (4, 240)
-    with pytest.raises(TokenError, match="240 tokens, not one block of 241; use a --length of at most 240"):
+    with pytest.raises(TokenError, match="240 tokens, not one block of 241; use a --seq-length of at most 240"):
         plain.batch(0, 0, 4, length=241)
-    with pytest.raises(TokenError, match="--length must be at least 1"):
+    with pytest.raises(TokenError, match="--seq-length must be at least 1"):
         plain.blocks(0)
 
 
 @pytest.mark.parametrize("length", [9, 11])
 def test_wrapped_packing_has_its_length(folder: Path, length: int) -> None:
     with pytest.raises(
-        TokenError, match=f"use --length 10, or prepare again with --length {length} or --packing plain"
+        TokenError, match=f"use --seq-length 10, or prepare again with --seq-length {length} or --packing plain"
     ):
         open_tokens(folder).batch(0, 0, 1, length=length)
 
@@ -178,5 +178,5 @@ def test_a_split_that_was_not_prepared(folder: Path) -> None:
     meta = json.loads(path.read_text())
     del meta["splits"]["valid"]
     path.write_text(json.dumps(meta))
-    with pytest.raises(TokenError, match=r"without a valid split \(it has train\).*--valid-share 0.01"):
+    with pytest.raises(TokenError, match=r"without a valid split \(it has train\).*--valid-fraction 0.01"):
         open_tokens(folder, "valid")

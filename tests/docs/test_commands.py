@@ -33,21 +33,20 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
 NEEDS = ("gpu", "hub", "cluster", "judge", "browser")
 
-QUICK = (
-    "--steps 6 --batch 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1 --samples 1 --sample-steps 2"
-)
+QUICK = "--steps 6 --batch-size 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1"
+QUICK += " --valid-samples 1 --valid-sample-steps 2"
 SHORTER = [
     ("train tiny-*", QUICK),
-    ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --length 64"),
-    ("train small-*", "--network.hidden 32 --network.blocks 1 --network.heads 1 --network.cond 8"),
-    ("sample*", "--num 1"),
-    ("moons*", "--train-steps 3 --samples 200 --bins 8 --sampling-steps 1 2 --batch 32"),
-    ("methods --run *", "--run tiny --length 16 --vocab 200"),
-    ("eval *", "--num 4"),
+    ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --seq-length 64"),
+    ("train small-*", "--network.hidden-size 32 --network.num-layers 1 --network.num-heads 1 --network.cond-dim 8"),
+    ("sample*", "--num-samples 1"),
+    ("moons*", "--train-steps 3 --num-samples 200 --bins 8 --sampling-steps 1 2 --batch-size 32"),
+    ("methods --run *", "--run tiny --seq-length 16 --vocab-size 200"),
+    ("eval *", "--num-samples 4"),
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),
-    ("eval *--times *", "--times 2"),
+    ("eval *--likelihood-samples *", "--likelihood-samples 2"),
 ]
 """Commands, without their first word, and what is added at their end; of a flag given twice the last one counts."""
 
@@ -184,8 +183,8 @@ def made(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (folder / "whole").exists():
             folder.mkdir()
             write_corpus(folder)
-            lines = ["cdlm prepare corpus.txt --length 128 --packing plain --out data"]
-            lines += [f"cdlm train tiny-{method} --data data --length 128" for method in ("mdlm", "mcdlm", "ar")]
+            lines = ["cdlm prepare corpus.txt --seq-length 128 --packing plain --out data"]
+            lines += [f"cdlm train tiny-{method} --data data --seq-length 128" for method in ("mdlm", "mcdlm", "ar")]
             shell("set -e\n" + "\n".join(lines), folder)
             (folder / "whole").touch()
     return folder
@@ -279,12 +278,12 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     from cdlm.cli.sample import SampleConfig
     from cdlm.data.config import PrepareConfig
     from cdlm.eval.config import EvalConfig, MoonsConfig, ReportConfig
-    from cdlm.model.architecture import Architecture
+    from cdlm.model.config import NetworkConfig
     from cdlm.studio.config import StudioConfig
-    from cdlm.train.config import RunConfig
+    from cdlm.train.config import TrainConfig
 
     kinds: dict[str, type] = {
-        "train": RunConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
+        "train": TrainConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
         "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
         "studio": StudioConfig, "sample": SampleConfig,
     }  # fmt: skip
@@ -293,7 +292,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
             assert command in COMMANDS, line
             fields = dataclasses.fields(kinds[command]) if command in kinds else ()
             names = {field.name.replace("_", "-") for field in fields}
-            more = {f"network.{field.name.replace('_', '-')}" for field in dataclasses.fields(Architecture)}
+            more = {f"network.{field.name.replace('_', '-')}" for field in dataclasses.fields(NetworkConfig)}
             known = names | {"help"} | ({"resume"} | more if command == "train" else set())
             for flag in re.findall(r"(?:^|\s)--(?:no-)?([\w.-]+)", rest):
                 assert flag in known, f"{line}: --{flag}"

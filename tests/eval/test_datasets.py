@@ -73,7 +73,7 @@ def test_blocks_are_those_of_prepare(name: Any, framed: bool, tmp_path: Path) ->
     path, length = write(tmp_path / "text.txt", texts.get(name, PLAIN) * 20), 16
     packing = "wrapped" if framed else "plain"
     config = PrepareConfig(
-        (str(path),), tmp_path / "tokens", name, packing=packing, length=length, valid_share=0, workers=1
+        (str(path),), tmp_path / "tokens", name, packing=packing, seq_length=length, valid_fraction=0, workers=1
     )
     prepare(config, Console(quiet=True))
     ids = np.fromfile(tmp_path / "tokens" / "train.bin", np.uint16)

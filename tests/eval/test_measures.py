@@ -8,7 +8,7 @@ import torch
 
 from cdlm.metrics.diversity import entropy
 from cdlm.metrics.likelihood import nelbo
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.process.exact import listed
@@ -22,7 +22,7 @@ def test_entropy_of_known_sequences() -> None:
 
 
 def random_net(**changes: object) -> Denoiser:
-    shape = dataclasses.replace(SIZES["tiny"], hidden=16, blocks=1, cond=8, **changes)
+    shape = dataclasses.replace(SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, **changes)
     net = Denoiser(shape, None if shape.causal else masked(3), vocab=3).double().eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.5)

@@ -213,7 +213,7 @@ def test_a_model_that_was_trained_on_is_another(tmp_path: Path, work: Path) -> N
 
 def test_a_row_says_how_its_model_was_trained(work: Path, tmp_path: Path) -> None:
     """By which method, how long, on what batches, and from which model, back to the first."""
-    prepare(PrepareConfig((str(work / "one.txt"),), tmp_path / "data", length=LENGTH, valid_documents=4), QUIET)
+    prepare(PrepareConfig((str(work / "one.txt"),), tmp_path / "data", seq_length=LENGTH, valid_documents=4), QUIET)
     quick = {"data": tmp_path / "data", "batch": 4, "length": LENGTH, "samples": 0, "device": "cpu", "valid_every": 0}
     base = dataclasses.replace(RECIPES["tiny-mdlm"].config, out=tmp_path / "base", steps=3, **quick)
     train(base)

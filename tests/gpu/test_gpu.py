@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
 from cdlm.model.compile import accelerate
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
 from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.generate import generate
 from cdlm.sample.draw import last
+from cdlm.sample.generate import generate
 from cdlm.sample.settings import Sampling
 
 pytestmark = pytest.mark.gpu
@@ -78,10 +78,11 @@ def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tied: bool, tmp_path: Pa
 
     (tmp_path / "text.txt").write_text("the cat sees the sea and the sea sees the cat. " * 400)
     text = str(tmp_path / "text.txt")
-    prepare(PrepareConfig((text,), tmp_path / "tokens", packing="plain", length=32, valid=(text,)))
+    prepare(PrepareConfig((text,), tmp_path / "tokens", packing="plain", seq_length=32, valid=(text,)))
     config = dataclasses.replace(
         RECIPES["tiny-mcdlm"].config, data=tmp_path / "tokens", out=tmp_path / "run", device="cuda", dtype="bfloat16",
-        steps=60, length=32, save_every=30, samples=1, network=dataclasses.replace(SIZES["tiny"], tied=tied),
+        steps=60, seq_length=32, save_every=30, valid_samples=1,
+        network=dataclasses.replace(SIZES["tiny"], tie_embeddings=tied),
     )  # fmt: skip
     last = train(config)
     assert last.name == "step-00000060"
@@ -140,7 +141,7 @@ def test_autoregressive_graph_draws_the_same_tokens_as_the_cpu() -> None:
 @pytest.mark.parametrize("kind", [masked, uniform])
 def test_accelerated_network_and_sampler_agree_with_the_plain_ones(kind) -> None:
     process = kind(211)
-    plain, fast = lively(process, blocks=3).cuda(), lively(process, blocks=3).cuda()
+    plain, fast = lively(process, num_layers=3).cuda(), lively(process, num_layers=3).cuda()
     accelerate(fast)
     x, alpha = process.start(64, seeded(0, batch=4), "cuda"), torch.full((4,), 0.3, device="cuda")
     x[:, 10:30] = torch.arange(20, device="cuda")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cdlm.metrics.consistency import ReliabilityCurve, exact_gap, exact_gaps, own_chain_gap, reliability_curve
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, bridge_law, masked, transition, uniform, unigram
 from cdlm.process.exact import listed, posterior
@@ -278,7 +278,7 @@ def test_only_masks_are_looked_at() -> None:
 
 
 def test_an_autoregressive_model_has_no_levels() -> None:
-    net = Denoiser(Architecture(8, 1, 2, 4, 0.0, causal=True), None, V)
+    net = Denoiser(NetworkConfig(8, 1, 2, 4, 0.0, causal=True), None, V)
     x0, rng = torch.zeros(2, L, dtype=torch.long), seeded(0, "x", batch=2)
     with pytest.raises(ValueError, match="autoregressive model has no noise levels"):
         own_chain_gap(net, x0, 0.5, 1.0, rng)

@@ -15,7 +15,7 @@ from cdlm.eval.config import EvalConfig
 from cdlm.eval.datasets import Dataset
 from cdlm.eval.measure import likelihood_samples, measure_likelihood
 from cdlm.metrics.likelihood import nelbo_estimates, repeated_nelbo
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import SCHEDULES, Process, masked, uniform, unigram
 from cdlm.process.exact import listed
@@ -31,7 +31,7 @@ LAW = torch.tensor([8.0, 1, 0.5, 2, 5, 1, 0.5, 3, 4], dtype=torch.float64) / 25
 def random_net(process: Process | None) -> Denoiser:
     told = process is not None and process.name != "masked"
     shape = dataclasses.replace(
-        SIZES["tiny"], hidden=16, blocks=1, cond=8, causal=process is None, time_conditioning=told
+        SIZES["tiny"], hidden_size=16, num_layers=1, cond_dim=8, causal=process is None, time_conditioning=told
     )
     net = Denoiser(shape, process, None if process else V).double().eval()
     for parameter in net.parameters():

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import json, torch
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.dit import DiT
 
 torch.manual_seed(0)
@@ -24,9 +24,9 @@ for compiled in (False, True):
         hidden = network(x, level, network.rotary(9))
     hidden.square().sum().backward()
     found.append([parameter.grad for parameter in network.parameters() if parameter.grad is not None])
-    wide.append(sum(shape.numel() == 18 * 4 * SIZES["tiny"].hidden for shape in kept))
+    wide.append(sum(shape.numel() == 18 * 4 * SIZES["tiny"].hidden_size for shape in kept))
 off = max(float((a - b).norm() / (a.norm() + 1e-12)) for a, b in zip(*found, strict=True))
-print(json.dumps({"off": off, "wide": wide, "blocks": SIZES["tiny"].blocks, "gradients": len(found[0])}))
+print(json.dumps({"off": off, "wide": wide, "blocks": SIZES["tiny"].num_layers, "gradients": len(found[0])}))
 """
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 from cdlm.types import Mixture
@@ -136,7 +136,7 @@ def test_count_is_the_number_of_weights(tiny):
 
 
 def test_a_process_and_a_causal_network_exclude_each_other():
-    causal, plain = (Architecture(hidden=16, blocks=1, heads=2, causal=flag) for flag in (True, False))
+    causal, plain = (NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, causal=flag) for flag in (True, False))
     with pytest.raises(ValueError, match="a causal network models next tokens and takes `vocab`"):
         Denoiser(causal, masked(V))
     with pytest.raises(ValueError, match="any other network takes a `process`"):

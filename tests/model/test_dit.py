@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.dit import Block, DiT, Embedding, LayerNorm, NoiseEmbedding, OutputLayer, rotary_table, rotate
 from cdlm.process import masked
 from cdlm.types import Mixture
@@ -23,7 +23,7 @@ def randomise(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(("b", "l"), [(1, 1), (3, 9)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_shapes(b, l, causal):
-    net = DiT(Architecture(hidden=32, blocks=3, heads=4, cond=8, causal=causal), V + 1, V)
+    net = DiT(NetworkConfig(hidden_size=32, num_layers=3, num_heads=4, cond_dim=8, causal=causal), V + 1, V)
     hidden = net(torch.randint(V + 1, (b, l)), torch.zeros(b))
     assert hidden.shape == (b, l, 32)
     assert net.output_layer.linear(hidden).shape == (b, l, V)
@@ -111,7 +111,7 @@ def test_layer_norm_by_hand_has_a_scale_and_no_shift():
 def test_block_by_hand(causal):
     """One block, written out with an explicit softmax over positions."""
     torch.manual_seed(0)
-    shape = Architecture(hidden=8, blocks=1, heads=2, cond=4, dropout=0.0, causal=causal)
+    shape = NetworkConfig(hidden_size=8, num_layers=1, num_heads=2, cond_dim=4, dropout=0.0, causal=causal)
     block = randomise(Block(shape).double())
     b, l, d, e = 2, 5, 8, 4
     x, c = torch.randn(b, l, d).double(), torch.randn(b, 4).double()
@@ -143,13 +143,13 @@ def test_block_by_hand(causal):
 
 def test_blocks_are_the_identity_at_the_start():
     torch.manual_seed(0)
-    shape = Architecture(hidden=16, blocks=1, heads=2, cond=8)
+    shape = NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, cond_dim=8)
     x = torch.randn(2, 4, 16)
     assert torch.equal(Block(shape)(x, torch.randn(2, 8), rotary_table(4, 8, torch.device("cpu"))), x)
 
 
 def test_output_layer_by_hand():
-    layer = randomise(OutputLayer(Architecture(hidden=8, heads=2, cond=4), V))
+    layer = randomise(OutputLayer(NetworkConfig(hidden_size=8, num_heads=2, cond_dim=4), V))
     x, c = torch.randn(2, 3, 8), torch.randn(2, 4)
     shift, scale = (c @ layer.adaLN_modulation.weight.T + layer.adaLN_modulation.bias)[:, None].split(8, -1)
     assert torch.allclose(layer(x, c), layer.norm_final(x) * (1 + scale) + shift, atol=1e-6)
@@ -202,10 +202,10 @@ def test_dropout_only_while_training(tiny):
 
 @pytest.mark.parametrize(("hidden", "heads"), [(10, 4), (12, 4), (6, 2)])
 def test_shapes_that_do_not_divide_are_refused(hidden, heads):
-    with pytest.raises(ValueError, match=f"hidden {hidden} must be an even multiple of heads {heads}"):
-        Architecture(hidden=hidden, heads=heads)
+    with pytest.raises(ValueError, match=f"hidden_size {hidden} must be an even multiple of num_heads {heads}"):
+        NetworkConfig(hidden_size=hidden, num_heads=heads)
 
 
 def test_sizes():
-    assert SIZES["110m"] == Architecture(hidden=768, blocks=12, heads=12, cond=128, dropout=0.1)
+    assert SIZES["110m"] == NetworkConfig(hidden_size=768, num_layers=12, num_heads=12, cond_dim=128, dropout=0.1)
     assert list(SIZES) == ["tiny", "small", "18m", "110m"]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from cdlm.methods import METHODS
 from cdlm.model import compile as recording
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy, update
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.objective import fused
 from cdlm.process import masked, uniform, unigram
 from cdlm.rng import seeded
@@ -31,7 +31,7 @@ PROCESSES = {
 
 def by_hand(tied: Denoiser) -> tuple[Denoiser, dict[str, torch.Tensor]]:
     """An ordinary network, and weights for it: the head's are rows of the embeddings, seen by autograd."""
-    shape = dataclasses.replace(tied.shape, tied=False)
+    shape = dataclasses.replace(tied.config, tie_embeddings=False)
     other = Denoiser(shape, tied.process, vocab=tied.vocab if tied.process is None else None).to(torch.float64)
     weights = {name: value.detach().clone().requires_grad_() for name, value in tied.named_parameters()}
     return other, weights
@@ -39,7 +39,7 @@ def by_hand(tied: Denoiser) -> tuple[Denoiser, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 def test_laws_and_gradients_are_those_of_a_network_tied_by_hand(process, tiny):
-    net = tiny(process, tied=True).double()
+    net = tiny(process, tie_embeddings=True).double()
     other, weights = by_hand(net)
     assert HEAD in other.state_dict()
     x, t = torch.randint(net.backbone.vocab_embed.embedding.shape[0], (3, 6)), torch.tensor([0.2, 0.6, 0.9])
@@ -63,13 +63,18 @@ def test_the_fused_objective_adds_both_gradients(method):
     row = METHODS[method]
     process = row.default_process(V)
     shape = dataclasses.replace(
-        SIZES["tiny"], hidden=16, cond=8, time_conditioning=row.time_conditioning, causal=process is None, tied=True
+        SIZES["tiny"],
+        hidden_size=16,
+        cond_dim=8,
+        time_conditioning=row.time_conditioning,
+        causal=process is None,
+        tie_embeddings=True,
     )
     vocab = V if process is None else None
     net = Denoiser(shape, process, vocab).double()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    apart = Denoiser(dataclasses.replace(shape, tied=False), process, vocab).double()
+    apart = Denoiser(dataclasses.replace(shape, tie_embeddings=False), process, vocab).double()
     apart.load_state_dict({**net.state_dict(), HEAD: net.state_dict()[TABLE][:V]})
     x0, objective = torch.randint(V, (8, 12)), row(process, 100)
     totals = []
@@ -91,7 +96,7 @@ def test_the_fused_objective_adds_both_gradients(method):
 
 
 def test_relaxed_inputs_and_the_head_share_their_gradient(tiny):
-    net = tiny(uniform(V), tied=True, time_conditioning=True).double()
+    net = tiny(uniform(V), tie_embeddings=True, time_conditioning=True).double()
     other, weights = by_hand(net)
     ids = torch.randint(V, (2, 5, 3))
     x, alpha = Mixture(ids, torch.rand(2, 5, 3).double(), torch.rand(2, 5).double()), torch.tensor([0.3, 0.7]).double()
@@ -113,14 +118,14 @@ def test_relaxed_inputs_and_the_head_share_their_gradient(tiny):
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 @pytest.mark.parametrize("part", [None, 9000])
 def test_round_trip_holds_one_table(process, part, tiny, tmp_path):
-    net = tiny(process, tied=True)
-    folder = save(net, tmp_path / "model", part=part)
+    net = tiny(process, tie_embeddings=True)
+    folder = save_denoiser(net, tmp_path / "model", part=part)
     written = [name for path in folder.glob("*.safetensors") for name in load_file(path)]
     assert sorted(written) == sorted({*net.state_dict(), *(["prior"] if process else [])})
     assert TABLE in written
     assert HEAD not in written
-    again = load(folder)
-    assert again.shape.tied
+    again = load_denoiser(folder)
+    assert again.config.tie_embeddings
     x = torch.randint(V, (2, 5))
     assert torch.equal(again(x, 0.4), net.eval()(x, 0.4))
     with torch.no_grad():  # still tied: a change of the table is a change of the head
@@ -130,27 +135,27 @@ def test_round_trip_holds_one_table(process, part, tiny, tmp_path):
 
 def test_files_of_the_other_kind_are_refused(tiny, tmp_path):
     for tied in (True, False):
-        folder = save(tiny(masked(V), tied=tied), tmp_path / str(tied))
+        folder = save_denoiser(tiny(masked(V), tie_embeddings=tied), tmp_path / str(tied))
         config = json.loads((folder / "config.json").read_text())
-        config["architecture"]["tied"] = not tied
+        config["network"]["tie_embeddings"] = not tied
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(LayoutError, match=f"{'missing' if tied else 'unknown tensor'}"):
-            load(folder)
+            load_denoiser(folder)
 
 
 def test_folders_from_before_are_not_tied(tiny, tmp_path):
-    folder = save(tiny(masked(V)), tmp_path / "old")
+    folder = save_denoiser(tiny(masked(V)), tmp_path / "old")
     config = json.loads((folder / "config.json").read_text())
-    assert config["architecture"].pop("tied") is False
+    assert config["network"].pop("tie_embeddings") is False
     (folder / "config.json").write_text(json.dumps(config))
-    assert HEAD in load(folder).state_dict()
+    assert HEAD in load_denoiser(folder).state_dict()
 
 
 def test_copies_and_conversions_stay_tied(tiny):
     """A head that holds no weights cannot be parted from its embeddings."""
-    net = tiny(masked(V), tied=True)
+    net = tiny(masked(V), tie_embeddings=True)
     with torch.device("meta"):
-        blank = Denoiser(net.shape, net.process)
+        blank = Denoiser(net.config, net.process)
     blank = blank.to_empty(device="cpu")
     blank.load_state_dict(net.state_dict())
     for one in (copy.deepcopy(net), frozen_copy(net).double(), blank, copy.deepcopy(net).to(torch.bfloat16)):
@@ -161,7 +166,7 @@ def test_copies_and_conversions_stay_tied(tiny):
 
 
 def test_the_average_moves_once(tiny):
-    average, online = (tiny(masked(V), seed=seed, tied=True) for seed in (1, 2))
+    average, online = (tiny(masked(V), seed=seed, tie_embeddings=True) for seed in (1, 2))
     frozen = frozen_copy(average)
     update(frozen, online, 0.9)
     wanted = 0.9 * average.get_parameter(TABLE) + 0.1 * online.get_parameter(TABLE)
@@ -171,20 +176,20 @@ def test_the_average_moves_once(tiny):
 
 def test_the_first_prediction_is_nearly_uniform():
     torch.manual_seed(0)
-    shape = Architecture(hidden=384, blocks=1, heads=6, cond=16, tied=True)
+    shape = NetworkConfig(hidden_size=384, num_layers=1, num_heads=6, cond_dim=16, tie_embeddings=True)
     law = Denoiser(shape, masked(2000))(torch.full((1, 4), 2000), 1.0)[0, 0].detach()
     assert float(-(law.exp() * law).sum()) == pytest.approx(torch.tensor(2000.0).log().item(), abs=0.15)
 
 
 def test_the_padded_head_of_a_fast_network_is_the_same(tiny, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
-    net = tiny(masked(V), tied=True).requires_grad_(False).eval()
+    net = tiny(masked(V), tie_embeddings=True).requires_grad_(False).eval()
     fast = copy.deepcopy(net)
     recording.accelerate(fast)
     rows = torch.randn(3, 16)
     assert fast.backbone.head[0].shape == (128, 16)
     torch.testing.assert_close(fast.logits(rows), net.logits(rows))
-    student, hidden = tiny(masked(V), tied=True), torch.randn(4, 16)
+    student, hidden = tiny(masked(V), tie_embeddings=True), torch.randn(4, 16)
     weights = [fused._cut(part, V) for part in student.backbone.head]
     assert torch.equal(torch.nn.functional.linear(hidden, *weights), student.logits(hidden))
 
@@ -192,11 +197,11 @@ def test_the_padded_head_of_a_fast_network_is_the_same(tiny, monkeypatch):
 def test_a_compiled_network_is_saved_without_its_copy_of_the_embeddings(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
-    network = Denoiser(dataclasses.replace(SIZES["tiny"], tied=True), masked(V)).requires_grad_(False)
+    network = Denoiser(dataclasses.replace(SIZES["tiny"], tie_embeddings=True), masked(V)).requires_grad_(False)
     x, before = torch.randint(V + 1, (2, 9)), network.count()
     law = network(x, 0.5)
     recording.accelerate(network)
     assert network.count() == before
-    again = load(save(network, tmp_path / "model"))
+    again = load_denoiser(save_denoiser(network, tmp_path / "model"))
     assert again.count() == before
     assert torch.allclose(again(x, 0.5), law, atol=1e-6)

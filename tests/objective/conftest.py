@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process
 
@@ -15,7 +15,9 @@ VOCAB = 6
 @pytest.fixture
 def tiny() -> Callable[..., Denoiser]:
     def build(process: Process | None = None, *, causal: bool = False, time: bool = False, seed: int = 0) -> Denoiser:
-        shape = Architecture(hidden=16, blocks=2, heads=2, cond=8, dropout=0.0, time_conditioning=time, causal=causal)
+        shape = NetworkConfig(
+            hidden_size=16, num_layers=2, num_heads=2, cond_dim=8, dropout=0.0, time_conditioning=time, causal=causal
+        )
         net = Denoiser(shape, process, vocab=VOCAB if process is None else None)
         torch.manual_seed(seed)
         for parameter in net.parameters():

@@ -1,5 +1,7 @@
 """Couplings: what each draws, and what it writes into the record for Eq. (8)."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ def test_bridge_records_levels_positions_and_what_is_known(process):
     assert torch.equal(pair.dalpha_t, process.noise.derivative(t))
     assert pair.prior is process.prior
     assert pair.input is None
-    assert pair.law is None
+    assert pair.drawn_from is None
     mass = process.prior.tolist()
     for row in range(3):
         for x_s, x_t, here, known in zip(
@@ -74,10 +76,10 @@ def test_rollout_is_a_hop_of_the_teachers_posterior(tiny):
     rows = (pair.x_t == V).all(-1)
     assert int(rows.sum()) > 0.98 * b
     a_s, a_t = float(pair.alpha_s[0]), float(pair.alpha_t[0])
-    assert pair.law is not None
+    assert pair.drawn_from is not None
     with torch.no_grad():
         law = teacher(torch.full((1, l), V), 1.0)[0].exp()
-        assert torch.allclose(teacher.head(pair.law)[rows].exp(), law.expand(int(rows.sum()), l, V))
+        assert torch.allclose(teacher.head(pair.drawn_from)[rows].exp(), law.expand(int(rows.sum()), l, V))
     for i in range(l):
         truth = torch.cat([law[i] * (a_s - a_t) / (1 - a_t), times((1 - a_s) / (1 - a_t))])
         assert chi_square(torch.bincount(pair.x_s[rows, i], minlength=V + 1), truth) > P_MIN
@@ -93,7 +95,7 @@ def test_rollout_keeps_what_is_visible_and_knows_what_it_reveals(tiny):
     assert bool((pair.x_s[0] < V).all())  # at s = 0 everything is revealed
     assert torch.equal(pair.known, pair.x_s < V)
     assert bool((pair.x_s[3] == V).any())
-    assert not pair.law.requires_grad
+    assert not pair.drawn_from.requires_grad
 
 
 def test_rollout_needs_a_teacher():
@@ -147,6 +149,27 @@ def test_a_record_at_chosen_rows():
             assert getattr(some, name)[n] == getattr(pair, name)[row]
     assert isinstance(some, Pair)
     assert some.prior is pair.prior
+
+
+@pytest.mark.parametrize("name", ["bridge", "relaxed", "rollout"])
+def test_a_record_moves_as_a_whole(name, tiny):
+    """Every tensor, also those of a relaxed input, and nothing else changes."""
+    x0, s, t = data(2), times(0.1, 0.2), times(0.5, 0.6)
+    coupling = {
+        "bridge": Bridge(masked(V)),
+        "relaxed": Relaxed(uniform(V), Gaussian(V), 0.1),
+        "rollout": Rollout(masked(V)),
+    }[name]
+    pair = coupling(x0, s, t, seeded(7, batch=2), tiny(masked(V)))
+    moved = pair.to(torch.device("meta"))
+    for field in dataclasses.fields(Pair):
+        before, after = getattr(pair, field.name), getattr(moved, field.name)
+        tensors = [after] if not isinstance(after, Mixture) else [after.ids, after.weights, after.rest]
+        assert (before is None) == (after is None)
+        assert all(tensor.device.type == "meta" for tensor in tensors if tensor is not None)
+    same = pair.to(torch.device("cpu"))
+    assert torch.equal(same.x_t, pair.x_t)
+    assert same.alpha_t.dtype == torch.float64
 
 
 COUPLINGS = {

@@ -132,7 +132,7 @@ def guided(law: list[float], blank: list[float], guidance: float = 1.0, temperat
 
 def law_at(net: Denoiser, x: Tensor | Mixture, alpha: float) -> list[list[float]]:
     """The network's law at each position of one sequence; mixtures as dense weights times the embedding matrix."""
-    level = torch.tensor([-math.log(alpha) if net.shape.time_conditioning else 0.0])
+    level = torch.tensor([-math.log(alpha) if net.config.time_conditioning else 0.0])
     backbone = net.backbone
     with torch.no_grad():
         if isinstance(x, Mixture):

@@ -56,8 +56,8 @@ def test_network_is_the_denoiser_at_the_earlier_time(process, tiny):
     for index, law in Network()(pair, net):
         if isinstance(law, Prediction):
             kinds.add("dense")
-            assert torch.allclose(law.law().exp(), truth[index], atol=1e-12)
-            assert not law.rows.requires_grad
+            assert torch.allclose(law.log_probs().exp(), truth[index], atol=1e-12)
+            assert not law.hidden.requires_grad
         else:
             kinds.add("point")
             assert torch.equal(torch.nn.functional.one_hot(law, V).double(), truth[index])
@@ -73,7 +73,7 @@ def test_network_of_shared_noise_is_told_the_gaussians_level(tiny):
     assert len(certain[0]) == 0
     assert torch.equal(index, torch.arange(14))
     truth = net.head(net.features(pair.x_s, gaussian.alpha(s)))
-    assert torch.allclose(prediction.law(), truth.flatten(0, 1), atol=1e-12)
+    assert torch.allclose(prediction.log_probs(), truth.flatten(0, 1), atol=1e-12)
 
 
 def test_rollout_gives_revealed_tokens_the_law_they_were_drawn_from(tiny):
@@ -86,8 +86,8 @@ def test_rollout_gives_revealed_tokens_the_law_they_were_drawn_from(tiny):
     early, late = (net(x, time).flatten(0, 1) for x, time in ((pair.x_t, t), (pair.x_s, s)))
     (revealed, first), (masks, second) = groups
     assert torch.equal(revealed, ((pair.x_t == V) & (pair.x_s < V)).flatten().nonzero()[:, 0])
-    assert torch.allclose(first.law(), early[revealed], atol=1e-12)
-    assert torch.allclose(second.law(), late[masks], atol=1e-12)
+    assert torch.allclose(first.log_probs(), early[revealed], atol=1e-12)
+    assert torch.allclose(second.log_probs(), late[masks], atol=1e-12)
     assert min(len(revealed), len(masks)) > 5
 
 

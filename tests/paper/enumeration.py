@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import SCHEDULES, Process, bridge_law, masked, transition, uniform, unigram
 from cdlm.types import Pair
@@ -170,7 +170,9 @@ def rows(x0: Tensor, x_t: Tensor, alpha: Tensor, dalpha: Tensor, prior: Tensor) 
 def tiny(process: Process, seed: int = 0, time_conditioning: bool = False) -> Denoiser:
     """A double-precision network with random weights everywhere, so that no prediction is uniform."""
     generator = torch.Generator().manual_seed(seed)
-    shape = Architecture(hidden=8, blocks=1, heads=2, cond=4, dropout=0.0, time_conditioning=time_conditioning)
+    shape = NetworkConfig(
+        hidden_size=8, num_layers=1, num_heads=2, cond_dim=4, dropout=0.0, time_conditioning=time_conditioning
+    )
     net = Denoiser(shape, process).double()
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)

@@ -76,7 +76,7 @@ def test_target_is_the_bounded_denoiser(kind):
     seen = []
     for at, law in Network()(pair, net):
         dense = isinstance(law, Prediction)
-        rows = law.law().exp() if dense else torch.eye(VOCAB, dtype=torch.float64)[law]
+        rows = law.log_probs().exp() if dense else torch.eye(VOCAB, dtype=torch.float64)[law]
         torch.testing.assert_close(rows, truth[at], rtol=0, atol=1e-12)
         seen.append(at)
     wanted = (w.pi[pair.x_t] > 0).flatten().nonzero()[:, 0]

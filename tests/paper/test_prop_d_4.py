@@ -89,7 +89,9 @@ def test_rollout_keeps_the_law_of_what_it_reveals():
     s, t = torch.linspace(0.1, 0.5, b, dtype=torch.float64), torch.linspace(0.6, 1, b, dtype=torch.float64)
     x0 = seeded(4, "data", batch=b).integers(l, VOCAB)
     pair = Rollout(process)(x0, s, t, seeded(4, batch=b), teacher)
-    torch.testing.assert_close(pair.law, teacher.features(pair.x_t, process.noise.alpha(t)).detach(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        pair.drawn_from, teacher.features(pair.x_t, process.noise.alpha(t)).detach(), rtol=0, atol=0
+    )
 
     hidden_t, hidden_s = pair.x_t == VOCAB, pair.x_s == VOCAB
     assert not (hidden_s & ~hidden_t).any()
@@ -100,8 +102,8 @@ def test_rollout_keeps_the_law_of_what_it_reveals():
     assert torch.equal(masks, hidden_s.flatten().nonzero()[:, 0])
     assert len(revealed) > 5
     assert len(masks) > 5
-    torch.testing.assert_close(law.law(), at_t[revealed], rtol=0, atol=1e-12)
-    torch.testing.assert_close(other.law(), at_s[masks], rtol=0, atol=1e-12)
+    torch.testing.assert_close(law.log_probs(), at_t[revealed], rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.log_probs(), at_s[masks], rtol=0, atol=1e-12)
     assert tv(at_t[masks].exp(), at_s[masks].exp()).max() > 1e-3
 
 

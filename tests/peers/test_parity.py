@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES, Architecture
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import DiT
-from cdlm.model.pretrained import load
+from cdlm.model.pretrained import load_denoiser
 from cdlm.objective import inverse_noise
 from cdlm.objective.divergence import jsd, kl, rate_kl
 from cdlm.process import LogLinear, Process, bridge_law, masked, uniform
@@ -41,7 +41,7 @@ def flat(peers):
 
 @pytest.fixture
 def net(peers):
-    return load(peers / "mdlm-hf-tiny")
+    return load_denoiser(peers / "mdlm-hf-tiny")
 
 
 def record(process: Process, x_t: Tensor, alpha: Tensor, dalpha: Tensor, t: Tensor | None = None) -> Pair:
@@ -124,7 +124,7 @@ def test_logits_of_the_public_layout(net, dit, level, stored):
 
 
 def test_time_conditioned_denoiser_sees_sigma_as_minus_log_alpha(net, dit):
-    told = Denoiser(dataclasses.replace(net.shape, time_conditioning=True), net.process).eval()
+    told = Denoiser(dataclasses.replace(net.config, time_conditioning=True), net.process).eval()
     told.load_state_dict(net.state_dict())
     with torch.no_grad():
         law = told.head(told.features(dit["x_t"], torch.exp(-dit["sigma"].double())))
@@ -212,17 +212,17 @@ def count(module: torch.nn.Module) -> int:
 
 def test_parameters_of_the_dit():
     with torch.device("meta"):
-        assert count(DiT(Architecture(), 50_258, 50_258)) == 169_627_218
+        assert count(DiT(NetworkConfig(), 50_258, 50_258)) == 169_627_218
 
 
 def test_parameters_of_one_block():
     with torch.device("meta"):
-        assert count(DiT(Architecture(blocks=1), 50_258, 50_258).blocks[0]) == 7_677_696
+        assert count(DiT(NetworkConfig(num_layers=1), 50_258, 50_258).blocks[0]) == 7_677_696
 
 
 def test_parameters_of_the_autoregressive_network():
     with torch.device("meta"):
-        assert count(DiT(Architecture(causal=True), 50_258, 50_258)) == 162_246_482
+        assert count(DiT(NetworkConfig(causal=True), 50_258, 50_258)) == 162_246_482
 
 
 def test_parameters_of_our_denoiser():

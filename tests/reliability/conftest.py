@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -108,19 +108,27 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text("\n".join(texts))
     files = (str(folder / "text.txt"),)
-    config = PrepareConfig(files, folder / "tokens", source="lines", packing="plain", length=16, valid_documents=2)
+    config = PrepareConfig(files, folder / "tokens", source="lines", packing="plain", seq_length=16, valid_documents=2)
     prepare(config, Console(quiet=True))
     return folder / "tokens"
 
 
 @pytest.fixture
-def recipe(corpus: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+def recipe(corpus: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
     """The tiniest run: two layers of 16, four rows of 16 tokens."""
 
-    def make(name: str = "mcdlm", **changes: object) -> RunConfig:
+    def make(name: str = "mcdlm", **changes: object) -> TrainConfig:
         config = RECIPES[f"tiny-{name}"].config
-        network = dataclasses.replace(config.network, hidden=16, blocks=2, heads=2, cond=8)
-        quick = {"steps": 6, "batch": 4, "length": 16, "log_every": 2, "valid_every": 0, "save_every": 2, "samples": 0}
+        network = dataclasses.replace(config.network, hidden_size=16, num_layers=2, num_heads=2, cond_dim=8)
+        quick = {
+            "steps": 6,
+            "batch_size": 4,
+            "seq_length": 16,
+            "log_every": 2,
+            "valid_every": 0,
+            "save_every": 2,
+            "valid_samples": 0,
+        }
         settings = {"data": corpus, "out": tmp_path / name, "network": network, "dtype": "float32", "device": "cpu"}
         return dataclasses.replace(config, **{**quick, **settings, "valid_batches": 1, **changes})
 

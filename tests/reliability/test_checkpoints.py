@@ -19,10 +19,10 @@ import torch
 
 from cdlm.files import alone_in
 from cdlm.model import pretrained
-from cdlm.model.pretrained import LayoutError, load
+from cdlm.model.pretrained import LayoutError, load_denoiser
 from cdlm.train import checkpoint
 from cdlm.train.checkpoint import Checkpoint, DamageError
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command, in_child
@@ -101,7 +101,7 @@ def test_death_at_every_touch_of_the_disk(cut: str, run: Path, tmp_path: Path, t
     tried(f"{fault} at each touch of the disk in writing a checkpoint", trials, "nothing finished is lost")
 
 
-def killed_and_resumed(config: RunConfig, whole: Path, number: int) -> None:
+def killed_and_resumed(config: TrainConfig, whole: Path, number: int) -> None:
     """A real run that dies at a touch of the disk, then goes on: it ends with the bits of one that did not."""
 
     def work() -> None:
@@ -305,7 +305,7 @@ def test_a_model_with_a_changed_bit_is_not_opened(name: str, recipe, tried) -> N
                 if json.loads(changed) == json.loads(data):
                     continue
             with pytest.raises(LayoutError) as caught:
-                load(config.out)
+                load_denoiser(config.out)
             assert name in str(caught.value)
             seen += 1
     assert seen > 10
@@ -315,7 +315,7 @@ def test_a_model_with_a_changed_bit_is_not_opened(name: str, recipe, tried) -> N
 def test_a_run_goes_on_from_the_one_before_with_the_same_bits(recipe, whole: Path, tried) -> None:
     names = ("online.safetensors", "optimizer.safetensors", "config.json", "state.json")
     for name in names:
-        config = recipe(out=whole.parent.parent / name, keep=3)
+        config = recipe(out=whole.parent.parent / name, keep_checkpoints=3)
         train(config)
         (config.out / "step-00000006" / name).write_bytes(b"{}")
         end = in_child(lambda config=config: train(config, "auto"))
@@ -389,8 +389,8 @@ def test_three_runs_in_one_folder(begun: bool, recipe, whole: Path, tried) -> No
     def slowly() -> None:
         from cdlm.train import loop
 
-        real = loop.take_step
-        loop.take_step = lambda *how: (time.sleep(0.3), real(*how))[1]
+        real = loop.train_step
+        loop.train_step = lambda *how: (time.sleep(0.3), real(*how))[1]
         command("train", path, "--resume", "auto")()
 
     ends = [child.end() for child in [Child(slowly) for _ in range(3)]]

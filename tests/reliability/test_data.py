@@ -124,7 +124,7 @@ TEXTS: dict[str, tuple[bytes, tuple[str, ...], str | list[str]]] = {
     "mixed line ends": (b"a\r\nb\rc\nd\r\n", ("--source", "lines"), ["a", "b", "c", "d"]),
     "a byte order mark": (b"\xef\xbb\xbfa\nb", ("--source", "lines"), ["a", "b"]),
     "UTF-16": ("text\n".encode("utf-16"), (), "is not UTF-8 at byte 0"),
-    "one document": (b"alone", (), "--valid-share 0"),
+    "one document": (b"alone", (), "--valid-fraction 0"),
 }
 
 
@@ -133,8 +133,8 @@ def test_text_that_is_not_as_it_should_be(fault: str, tmp_path: Path, tried) -> 
     data, flags, expected = TEXTS[fault]
     source, out = tmp_path / "x.txt", tmp_path / "out"
     source.write_bytes(data)
-    packing = ("--packing", "plain", "--length", "2", "--workers", "1")
-    split = () if fault == "one document" else ("--valid-share", "0")
+    packing = ("--packing", "plain", "--seq-length", "2", "--workers", "1")
+    split = () if fault == "one document" else ("--valid-fraction", "0")
     end = in_child(command("prepare", source, "--out", out, *packing, *split, *flags))
     assert "Traceback" not in end.text
     if isinstance(expected, str):
@@ -162,7 +162,7 @@ def endless(path: Path, size: int, kind: str) -> Path:
 def test_a_line_without_end_needs_no_memory(kind: str, size: int, tmp_path: Path, tried) -> None:
     """Two workers hold a few pieces of a mebibyte each. All ids at once would be eight times the line."""
     source = endless(tmp_path / "x.txt.gz", size, kind)
-    settings = {"files": (str(source),), "out": tmp_path / "out", "source": "lines", "valid_share": 0.0}
+    settings = {"files": (str(source),), "out": tmp_path / "out", "source": "lines", "valid_fraction": 0.0}
     end, most = grown(quiet(**settings), limit=280)
     assert end.status == 0, end.text
     assert open_tokens(tmp_path / "out").meta.splits["train"].characters >= size - MIB
@@ -200,7 +200,7 @@ def test_preparing_dies_at_every_touch_of_the_disk(tmp_path: Path, tried) -> Non
     out = tmp_path / "tokens"
 
     def work(name: str) -> Callable[[], object]:
-        settings = {"source": "lines", "packing": "plain", "length": 4, "overwrite": True}
+        settings = {"source": "lines", "packing": "plain", "seq_length": 4, "overwrite": True}
         return quiet(files=(str(tmp_path / f"{name}.txt"),), out=out, **settings)
 
     count = in_child(lambda: (work("old")(), watch(lambda event: print("touch")), work("new")()))
@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path, tried) -> None:
     def work(size: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        command("prepare", tmp_path / "x.txt", "--source", "lines", "--out", tmp_path / "out", "--length", "8")()
+        command("prepare", tmp_path / "x.txt", "--source", "lines", "--out", tmp_path / "out", "--seq-length", "8")()
 
     sizes = (0, 100, 5000, 60_000)
     for size in sizes:

@@ -17,7 +17,7 @@ import torch
 
 import cdlm
 from cdlm.train import checkpoint, loop
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import Child, command
@@ -33,9 +33,16 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def make(name: str) -> Path:
         if name not in made:
             config = RECIPES[f"tiny-{name}"].config
-            network = dataclasses.replace(config.network, hidden=16, blocks=2, heads=2, cond=8)
+            network = dataclasses.replace(config.network, hidden_size=16, num_layers=2, num_heads=2, cond_dim=8)
             out = tmp_path_factory.mktemp(name) / "run"
-            quick = {"steps": 20, "batch": 8, "length": 16, "samples": 0, "valid_batches": 1, "dtype": "float32"}
+            quick = {
+                "steps": 20,
+                "batch_size": 8,
+                "seq_length": 16,
+                "valid_samples": 0,
+                "valid_batches": 1,
+                "dtype": "float32",
+            }
             train(dataclasses.replace(config, data=corpus, out=out, network=network, device="cpu", **quick))
             made[name] = out
         return made[name]
@@ -58,7 +65,7 @@ def test_a_trained_model_writes_the_same_in_any_batch(name: str, trained, tried)
 
 def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypatch, tried) -> None:
     whole = train(recipe(out=tmp_path / "whole"))
-    config, real = recipe(), loop.take_step
+    config, real = recipe(), loop.train_step
     for stop in (1, 3, 5):
 
         def breaks(state, batches, step, stop=stop):
@@ -66,10 +73,10 @@ def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypa
                 raise RuntimeError("the machine dies")
             return real(state, batches, step)
 
-        monkeypatch.setattr(loop, "take_step", breaks)
+        monkeypatch.setattr(loop, "train_step", breaks)
         with pytest.raises(RuntimeError, match="dies"):
             train(config, "auto")
-    monkeypatch.setattr(loop, "take_step", real)
+    monkeypatch.setattr(loop, "train_step", real)
     texts = [
         [text.text for text in cdlm.load(str(path), "cpu", "float32").sample(num=3, steps=4, seed=1)]
         for path in (whole, train(config, "auto"))
@@ -78,7 +85,7 @@ def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypa
     tried("three resumes", 3, "the same texts")
 
 
-def in_two(config: RunConfig, path: Path) -> Path:
+def in_two(config: TrainConfig, path: Path) -> Path:
     """The run in two processes of this machine."""
     path.write_text(json.dumps(to_json(dataclasses.replace(config, parallel="ddp"))))
     with socket.socket() as free:

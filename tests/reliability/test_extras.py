@@ -55,8 +55,9 @@ def test_the_block_holds(bare: Path) -> None:
 
 def test_text_to_model_to_text_without_any_extra(bare: Path, tried) -> None:
     script = """
-cli("prepare corpus.txt --source lines --length 16 --packing plain --out data".split())
-cli("train tiny-mdlm --data data --out run --steps 4 --length 16 --batch 4 --samples 1 --sample-steps 2".split())
+cli("prepare corpus.txt --source lines --seq-length 16 --packing plain --out data".split())
+quick = "--steps 4 --seq-length 16 --batch-size 4 --valid-samples 1 --valid-sample-steps 2"
+cli(f"train tiny-mdlm --data data --out run {quick}".split())
 cli("sample run --num 1 --steps 2".split())
 cli("plot run".split())
 cli("recipes".split())

@@ -27,14 +27,15 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import open_tokens
 from cdlm.eval.results import read_rows, read_samples
 from cdlm.files import read_object
-from cdlm.methods import METHODS, parse_method
-from cdlm.model.architecture import Architecture
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
 from cdlm.text.template import OPEN, blanks
-from cdlm.train.config import RunConfig, from_json, to_json
+from cdlm.train.config import TrainConfig, from_json, to_json
 
 EXPLAINED = (ValueError, OSError, FloatingPointError)
 quick = settings(
@@ -106,19 +107,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(work: Path) -> Path:
     """A model folder of ours with its tokenizer."""
     torch.manual_seed(0)
-    shape = Architecture(hidden=16, blocks=1, heads=2, cond=8)
-    Tokenizer.load("bytes").save(save(Denoiser(shape, masked(257)), work / "model") / "tokenizer.json")
+    shape = NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, cond_dim=8)
+    Tokenizer.load("bytes").save(save_denoiser(Denoiser(shape, masked(257)), work / "model") / "tokenizer.json")
     return work / "model"
 
 
-FIELDS = sorted(to_json(RunConfig()))
+FIELDS = sorted(to_json(TrainConfig()))
 
 
 @quick
 @given(st.dictionaries(st.sampled_from([*FIELDS, "metod"]), values, max_size=4))
 def test_any_settings(changes: dict) -> None:
     with only_explained():
-        config = from_json({**to_json(RunConfig()), **changes})
+        config = from_json({**to_json(TrainConfig()), **changes})
         assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
@@ -126,7 +127,7 @@ def test_any_settings(changes: dict) -> None:
 @given(st.dictionaries(st.sampled_from(FIELDS), values, min_size=1, max_size=3), seeds)
 def test_any_run_json_on_the_command_line(work: Path, changes: dict, seed: int) -> None:
     """There are no tokens at its path, so each of them must be refused; most long before."""
-    text = json.dumps({**to_json(RunConfig(device="cpu", data=work / "no data", out=work / "no run")), **changes})
+    text = json.dumps({**to_json(TrainConfig(device="cpu", data=work / "no data", out=work / "no run")), **changes})
     (work / "run.json").write_bytes(torn(text.encode(), random.Random(seed)) if seed % 2 else text.encode())
     explained("train", work / "run.json", "--data", work / "no data", "--out", work / "no run")
 
@@ -229,11 +230,11 @@ def test_any_safetensors(work: Path, model: Path, seed: int) -> None:
     length = draw.choice((size, size, size + 1, 0, 2**63, 2**64 - 1, 10**8))
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", length) + torn(head, draw) + body)
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @quick
-@given(st.dictionaries(st.sampled_from(("version", "vocab", "process", "architecture", "format")), values, min_size=1))
+@given(st.dictionaries(st.sampled_from(("version", "vocab_size", "process", "network", "format")), values, min_size=1))
 def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
     folder = work / "spoilt2"
     if not folder.exists():
@@ -241,21 +242,21 @@ def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
     config = json.loads((model / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @quick
-@given(st.sampled_from(sorted(vars(Architecture()))), scalars)
-@example("cond", 100_000)  # 40 GB, if it were built
+@given(st.sampled_from(sorted(vars(NetworkConfig()))), scalars)
+@example("cond_dim", 100_000)  # 40 GB, if it were built
 def test_any_architecture_of_a_model(work: Path, model: Path, field: str, value: object) -> None:
     folder = work / "spoilt3"
     if not folder.exists():
         shutil.copytree(model, folder)
     config = json.loads((model / "config.json").read_text())
-    config["architecture"][field] = value
+    config["network"][field] = value
     (folder / "config.json").write_text(json.dumps(config))
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @settings(quick, max_examples=30)
@@ -331,7 +332,7 @@ def test_weights_of_another_kind_are_refused(work: Path, model: Path) -> None:
     name = "backbone.output_layer.linear.bias"
     save_file({**tensors, name: torch.full_like(tensors[name], math.nan)}, folder / "model.safetensors")
     with pytest.raises(LayoutError, match=rf"{name}' holds numbers that are not finite"):
-        load(folder)
+        load_denoiser(folder)
 
 
 class Trap:

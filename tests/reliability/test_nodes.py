@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from cdlm.train import checkpoint, distributed
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import ROOT
@@ -31,7 +31,7 @@ WORKER = """
 import os, pathlib, signal, time
 from cdlm.__main__ import main
 from cdlm.train import loop
-real, mark = loop.take_step, pathlib.Path(os.environ["MARK"])
+real, mark = loop.train_step, pathlib.Path(os.environ["MARK"])
 def fragile(state, batches, step):
     if step == 3 and not mark.exists():
         if os.environ["RANK"] == os.environ["DEAD"]:
@@ -42,7 +42,7 @@ def fragile(state, batches, step):
             while not mark.exists():
                 time.sleep(0.05)
     return real(state, batches, step)
-loop.take_step = fragile
+loop.train_step = fragile
 main()
 """
 
@@ -83,7 +83,7 @@ class Node:
 
 
 @contextlib.contextmanager
-def two_nodes(config: RunConfig, folder: Path, workers: int, dead: str = "none") -> Iterator[tuple[list[Node], int]]:
+def two_nodes(config: TrainConfig, folder: Path, workers: int, dead: str = "none") -> Iterator[tuple[list[Node], int]]:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(to_json(config)))
     (folder / "worker.py").write_text(WORKER)

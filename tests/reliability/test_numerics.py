@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cdlm.train import checkpoint, distributed, loop
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.log import read_metrics
 from cdlm.train.loop import train
 from cdlm.train.step import Learner
@@ -25,14 +25,14 @@ from cdlm.train.step import Learner
 from .conftest import ROOT, Child, Ended, command
 
 PLACES = (
-    *("online weights", "target weights", "averaged weights", "optimiser"),
+    *("online weights", "target weights", "EMA weights", "optimizer"),
     *("online activations", "target activations", "gradient"),
 )
 
 
 def poison(state: Learner, where: str, value: float) -> None:
     """Put a number that is none into one place of the networks."""
-    network = {"online": state.denoiser, "target": state.target, "averaged": state.average}.get(where.split()[0])
+    network = {"online": state.denoiser, "target": state.target, "EMA": state.ema}.get(where.split()[0])
     first = next(state.denoiser.parameters())
     if where.endswith("weights"):
         next(network.parameters()).data.flatten()[3] = value
@@ -55,20 +55,20 @@ def assert_finite(run: Path, steps: list[int]) -> None:
 @pytest.mark.parametrize("where", PLACES)
 def test_numbers_that_are_none_stop_the_run(where: str, value: float, recipe, monkeypatch, tried) -> None:
     """Poisoned before step 5; the checkpoint of step 4 stays the last, and every saved number is one."""
-    real = loop.take_step
+    real = loop.train_step
 
     def poisoned(state: Learner, batches, step: int):
         if step == 4:
             poison(state, where, value)
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
-    config = recipe("mcdlm", steps=12, reference=12)  # so that averages remember
+    monkeypatch.setattr(loop, "train_step", poisoned)
+    config = recipe("mcdlm", steps=12, reference_steps=12)  # so that averages remember
     with pytest.raises(FloatingPointError, match=r"not a finite number") as caught:
         train(config)
     said = str(caught.value)
     assert "at step 5: " in said or "after step 6: " in said  # seen in the loss, or in the weights before saving
-    terms = ("loss", "consistency", "anchor", "gradient", "averaged", "optimiser", "online", "target")
+    terms = ("loss", "consistency", "anchor", "grad_norm", "EMA", "optimizer", "online", "target")
     assert any(term in said for term in terms)
     assert "last good checkpoint is" in said
     assert "step-00000004" in said
@@ -79,8 +79,8 @@ def test_numbers_that_are_none_stop_the_run(where: str, value: float, recipe, mo
 @pytest.mark.parametrize("name", ["mdlm", "mcdlm", "ar"])
 def test_overflow_is_not_saved(name: str, recipe, tried) -> None:
     """A step so large that loss and gradient are still finite, and the weights no longer."""
-    config = recipe(name, lr=1e29, save_every=1, warmup=0.5, steps=8)
-    with pytest.raises(FloatingPointError, match=r"not a finite number (at|after) step .*try a lower --lr"):
+    config = recipe(name, learning_rate=1e29, save_every=1, warmup_ratio=0.5, steps=8)
+    with pytest.raises(FloatingPointError, match=r"not a finite number (at|after) step .*try a lower --learning-rate"):
         train(config)
     assert_finite(config.out, [step for step, _ in checkpoint.listed(config.out)])
     tried(f"overflow of the weights ({name})", 1, "the run stops before it saves them")
@@ -89,7 +89,7 @@ def test_overflow_is_not_saved(name: str, recipe, tried) -> None:
 @pytest.mark.soak
 def test_overflow_in_bfloat16_is_not_saved(recipe, tmp_path: Path, tried) -> None:
     """In a process of its own, without the tile registers, which some virtual machines announce and do not have."""
-    config = recipe("mcdlm", lr=1e29, save_every=1, warmup=0.5, steps=8, dtype="bfloat16")
+    config = recipe("mcdlm", learning_rate=1e29, save_every=1, warmup_ratio=0.5, steps=8, dtype="bfloat16")
     (tmp_path / "run.json").write_text(json.dumps(to_json(config)))
     done = subprocess.run(
         [sys.executable, "-m", "cdlm", "train", str(tmp_path / "run.json")],
@@ -100,21 +100,23 @@ def test_overflow_in_bfloat16_is_not_saved(recipe, tmp_path: Path, tried) -> Non
         timeout=100,
     )
     assert done.returncode == 1, done.stderr
-    assert re.match(r"cdlm: not a finite number (at|after) step .*try a lower --lr", done.stderr), done.stderr
+    assert re.match(r"cdlm: not a finite number (at|after) step .*try a lower --learning-rate", done.stderr), (
+        done.stderr
+    )
     assert_finite(config.out, [step for step, _ in checkpoint.listed(config.out)])
     tried("overflow of the weights (bfloat16)", 1, "the run stops before it saves them")
 
 
 def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def collapsing(state: Learner, batches, step: int):
         found = real(state, batches, step)
-        state.average.backbone.output_layer.linear.bias.data[97] = 1e4
+        state.ema.backbone.output_layer.linear.bias.data[97] = 1e4
         return found
 
-    monkeypatch.setattr(loop, "take_step", collapsing)
-    config = recipe("mdlm", samples=2, sample_steps=4, steps=4, valid_every=2)
+    monkeypatch.setattr(loop, "train_step", collapsing)
+    config = recipe("mdlm", valid_samples=2, valid_sample_steps=4, steps=4, valid_every=2)
     train(config)
     assert capsys.readouterr().out.count("ALARM: mode collapse") == 2
     assert [line["alarm"] for line in read_metrics(config.out) if line["kind"] == "valid"] == ["mode collapse"] * 2
@@ -130,15 +132,17 @@ def test_collapse_raises_the_alarm(recipe, monkeypatch, capsys, tried) -> None:
     ],
 )
 def test_too_little_memory_is_explained(error: Exception, recipe, monkeypatch, tried) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def full(state, batches, step):
         if step == 3:
             raise error
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", full)
-    with pytest.raises(OSError, match=r"smaller --batch, or a larger --accumulate.*last good checkpoint is .*00000002"):
+    monkeypatch.setattr(loop, "train_step", full)
+    with pytest.raises(
+        OSError, match=r"smaller --batch-size, or a larger --grad-accum-steps.*last good checkpoint is .*00000002"
+    ):
         train(recipe())
     tried("out of memory", 1, "an error that says what to change")
 
@@ -147,12 +151,12 @@ def test_other_errors_are_not_hidden(recipe, monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("a mistake in the code")
 
-    monkeypatch.setattr(loop, "take_step", broken)
+    monkeypatch.setattr(loop, "train_step", broken)
     with pytest.raises(RuntimeError, match="a mistake in the code"):
         train(recipe())
 
 
-def two(config: RunConfig, path: Path, accident: Callable[[int, int], None]) -> tuple[list[Child], float]:
+def two(config: TrainConfig, path: Path, accident: Callable[[int, int], None]) -> tuple[list[Child], float]:
     """Two processes of one run on this machine; the accident is called before every step."""
     path.write_text(json.dumps(to_json(dataclasses.replace(config, parallel="ddp"))))
     with socket.socket() as free:
@@ -163,8 +167,8 @@ def two(config: RunConfig, path: Path, accident: Callable[[int, int], None]) -> 
         def run() -> None:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
             os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-            real = loop.take_step
-            loop.take_step = lambda state, batches, step: (accident(rank, step), real(state, batches, step))[1]
+            real = loop.train_step
+            loop.train_step = lambda state, batches, step: (accident(rank, step), real(state, batches, step))[1]
             distributed.PATIENCE = distributed.datetime.timedelta(seconds=4)
             command("train", path, "--resume", "auto")()
 
@@ -239,12 +243,12 @@ def test_torchrun_starts_again_and_the_run_goes_on(recipe, tmp_path: Path, tried
         "import os, signal\n"
         "from cdlm.__main__ import main\n"
         "from cdlm.train import loop\n"
-        "real = loop.take_step\n"
+        "real = loop.train_step\n"
         "def fragile(state, batches, step):\n"
         "    if step == 3 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return real(state, batches, step)\n"
-        "loop.take_step = fragile\n"
+        "loop.train_step = fragile\n"
         "main()\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -8,10 +8,9 @@ import torch
 from cdlm.process import Process, masked, unigram
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
-from cdlm.sample.ancestral import ancestral
+from cdlm.sample.ancestral import ancestral_with_corrector
 from cdlm.sample.corrector import Corrector
-from cdlm.sample.plan import Drawing
-from cdlm.sample.settings import CorrectorKind, Tail
+from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import cosine_times, loop_times, uniform_times
 
 from ..paper.enumeration import p_value
@@ -23,6 +22,7 @@ from .truth import (
     Table,
     V,
     agrees,
+    along,
     bridge,
     clamped,
     composed,
@@ -87,10 +87,17 @@ def psi(net: Table, corrector: Corrector, how: str, process: Process | None = No
     return kernel
 
 
-def draw(net, process: Process, grid: torch.Tensor, corrector: Corrector, x=None, n: int = N, **settings):
-    rng = seeded(11, batch=n)
+def draw(
+    net, process: Process, grid: torch.Tensor, corrector: Corrector, x=None, n: int = N, seed: int = 11, given=None,
+    how: Posterior = "plug-in", final_step: str = "none",
+) -> torch.Tensor:  # fmt: skip
+    rng = seeded(seed, batch=n)
     x = process.start(L, rng("start")) if x is None else x.expand(n, -1)
-    return text(ancestral(net, process, x, grid, rng, corrector=corrector, **settings))
+    chosen = {"corrector": corrector.kind, "eta": corrector.eta, "final_step": final_step}
+    settings = resolve(chosen, process, how)
+    assert settings.sampler == "corrector"
+    with along(grid):
+        return text(ancestral_with_corrector(net, process, x, settings, rng, given=given))
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -103,7 +110,7 @@ def test_masked_samples_follow_remdm(corrector: Corrector, grid: torch.Tensor) -
 
 
 @pytest.mark.parametrize("kind", ["cap", "rescale"])
-def test_remdm_takes_back_more_than_a_mixture_could(kind: CorrectorKind) -> None:
+def test_remdm_takes_back_more_than_a_mixture_could(kind: str) -> None:
     """kappa below 0 in the middle of the grid, with a strong corrector: the law is ReMDM's all the same."""
     process, grid, corrector = masked(V), uniform_times(6), Corrector(kind, 0.9)
     alphas = [level(process, float(t)) for t in grid]
@@ -115,16 +122,16 @@ def test_remdm_takes_back_more_than_a_mixture_could(kind: CorrectorKind) -> None
     assert agrees(draw(net, process, grid, corrector), law, 4)
 
 
-@pytest.mark.parametrize("tail", ["sample", "argmax"])
+@pytest.mark.parametrize("final_step", ["sample", "argmax"])
 @pytest.mark.parametrize("corrector", CORRECTORS, ids=str)
-def test_masked_samples_with_a_corrector_and_a_tail(corrector: Corrector, tail: Tail) -> None:
+def test_masked_samples_with_a_corrector_and_a_final_step(corrector: Corrector, final_step: str) -> None:
     process, grid = masked(V), loop_times(6, end=0.05)
     net = Table(process)
     kernel = remasked(net, corrector)
-    law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (tail == "sample"))])
-    if tail == "argmax":
+    law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (final_step == "sample"))])
+    if final_step == "argmax":
         law = push(law, process, L, greedy(process, net.law), float(grid[-1]), 0.0)
-    assert agrees(draw(net, process, grid, corrector, tail=tail), law, 4)
+    assert agrees(draw(net, process, grid, corrector, final_step=final_step), law, 4)
 
 
 def test_a_loop_without_its_plateau_is_the_plain_sampler() -> None:
@@ -147,7 +154,7 @@ def test_other_samples_follow_psi(process: Process, corrector: Corrector, how: P
     """Plateaus included: there the ancestral share of a hop stays where it is."""
     net, grid = Table(process), loop_times(6)
     law = composed(noise(process), process, L, psi(net, corrector, how), grid)
-    assert agrees(draw(net, process, grid, corrector, drawing=Drawing(posterior=how)), law, process.states)
+    assert agrees(draw(net, process, grid, corrector, how=how), law, process.states)
 
 
 @pytest.mark.parametrize("corrector", [*CORRECTORS, Corrector("constant", 1.0), Corrector("cap", 0.9)], ids=str)
@@ -156,7 +163,7 @@ def test_a_single_hop_from_every_state_follows_psi(process: Process, corrector: 
     """kappa = 0 (a new start in every hop) and kappa clipped to 0 included, and tokens the prior cannot produce."""
     net, grid, every = Table(process), uniform_times(1, 0.6, 0.35), sequences(process.states, L)
     x = every.repeat_interleave(1000, 0)
-    after = text(ancestral(net, process, x, grid, seeded(3, batch=len(x)), corrector=corrector))
+    after = draw(net, process, grid, corrector, x=x, n=len(x), seed=3)
     kernel = psi(net, corrector, "plug-in")(every, 0.6, 0.35)
     for i in range(L):
         pairs = index(x, process.states) * process.states + after[:, i]
@@ -164,15 +171,15 @@ def test_a_single_hop_from_every_state_follows_psi(process: Process, corrector: 
         assert p_value(counts, kernel[:, i]) > ALPHA
 
 
-@pytest.mark.parametrize("tail", ["sample", "argmax"])
-def test_uniform_samples_with_a_corrector_and_a_tail(tail: Tail) -> None:
+@pytest.mark.parametrize("final_step", ["sample", "argmax"])
+def test_uniform_samples_with_a_corrector_and_a_final_step(final_step: str) -> None:
     process, grid, corrector = PRIORS["uniform"], uniform_times(3, end=0.3), Corrector("rescale", 0.5)
     net = Table(process)
     kernel = psi(net, corrector, "plug-in")
-    law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (tail == "sample"))])
-    if tail == "argmax":
+    law = composed(noise(process), process, L, kernel, [*grid, *([0.0] * (final_step == "sample"))])
+    if final_step == "argmax":
         law = push(law, process, L, greedy(process, net.law), float(grid[-1]), 0.0)
-    assert agrees(draw(net, process, grid, corrector, tail=tail), law, V)
+    assert agrees(draw(net, process, grid, corrector, final_step=final_step), law, V)
 
 
 @pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
@@ -212,9 +219,7 @@ def test_with_an_exact_predictor_correctors_keep_the_data(
     n, grid, rng = 6000, loop_times(6), seeded(1, batch=6000)
     x0 = torch.multinomial(DATA, n, replacement=True, generator=torch.Generator().manual_seed(0))[:, None]
     x = process.corrupt(x0, 1.0, rng("start"))
-    drawn = text(
-        ancestral(lambda x, t: law(x, t).log(), process, x, grid, rng, Drawing(posterior=how), corrector=corrector)
-    )
+    drawn = draw(lambda x, t: law(x, t).log(), process, grid, corrector, x=x, n=n, seed=1, how=how)
     assert agrees(drawn, torch.nn.functional.pad(DATA, (0, process.states - V)), process.states)
     if process.name != "masked":  # and the kernel of these tests keeps every marginal to the last digit
         start = torch.nn.functional.pad(DATA, (0, process.states - V)) @ forward(process, 0.0, 1.0)
@@ -224,9 +229,3 @@ def test_with_an_exact_predictor_correctors_keep_the_data(
                 process, 0.0, float(grid[stop - 1])
             )
             assert torch.allclose(composed(start, process, 1, kernel, grid[:stop]), marginal, atol=1e-12)
-
-
-@pytest.mark.parametrize("eta", [0.0, -0.1, 1.1, float("nan")])
-def test_eta_is_a_share(eta: float) -> None:
-    with pytest.raises(ValueError, match=r"lies in \(0, 1\]"):
-        Corrector("cap", eta)

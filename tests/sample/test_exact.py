@@ -5,15 +5,16 @@ import itertools
 import pytest
 import torch
 
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.process.exact import listed, posterior
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
+from cdlm.sample.draw import last
 from cdlm.sample.exact import ancestral_law, tabulate
-from cdlm.sample.plan import Drawing, last
+from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import uniform_times
 
 V, L = 3, 2
@@ -85,7 +86,7 @@ def test_samples_follow_the_exact_law(process: Process, how: Posterior) -> None:
     predict, n = posterior(LAW, process, L), 50_000
     rng = seeded(3, batch=n)
     start = process.start(L, rng("start"))
-    drawn = last(ancestral(predict, process, start, uniform_times(3), rng, Drawing(posterior=how))).x
+    drawn = last(ancestral(predict, process, start, resolve({"steps": 3}, process, how), rng)).x
     law = ancestral_law(predict, process, L, uniform_times(3), how)
     count = torch.bincount((drawn * torch.tensor([V, 1])).sum(-1), minlength=V**L)
     expected = n * law

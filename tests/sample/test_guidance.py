@@ -1,14 +1,13 @@
-"""Guidance and cooling change the law as they say, at every time, and nothing else."""
+"""Guidance and a temperature that changes with t change the law as they say, at every time, and nothing else."""
 
 import pytest
 import torch
 
 from cdlm.process import Process, masked, uniform
 from cdlm.rng import seeded
-from cdlm.sample.generate import generate
-from cdlm.sample.logits import Shape
 from cdlm.sample.draw import unconditional_log_probs
-from cdlm.sample.settings import Sampling
+from cdlm.sample.generate import generate
+from cdlm.sample.settings import resolve
 
 from .truth import L, Table, V, agrees, ancestor, composed, noise, sequences, text, tiny
 
@@ -30,7 +29,7 @@ def by_hand(net: Table, process: Process, guidance: float, hot: float, cold: flo
 def draw(net: Table, process: Process, **settings) -> torch.Tensor:
     rng = seeded(5, batch=N)
     x = process.start(L, rng("start"))
-    return text(generate(net, process, x, Sampling(steps=STEPS, **settings), rng))
+    return text(generate(net, process, x, resolve({"steps": STEPS, **settings}, process), rng))
 
 
 @pytest.mark.parametrize(
@@ -38,9 +37,9 @@ def draw(net: Table, process: Process, **settings) -> torch.Tensor:
     [
         ({"guidance": 0.7}, (0.7, 1.0, 1.0)),
         ({"guidance": 0.7, "temperature": 0.8}, (0.7, 0.8, 0.8)),
-        ({"cool": 0.3}, (0.0, 1.0, 0.3)),
-        ({"cool": 1.5, "temperature": 0.5}, (0.0, 0.5, 1.5)),
-        ({"guidance": 0.4, "cool": 0.5, "temperature": 1.2}, (0.4, 1.2, 0.5)),
+        ({"temperature_end": 0.3}, (0.0, 1.0, 0.3)),
+        ({"temperature_end": 1.5, "temperature": 0.5}, (0.0, 0.5, 1.5)),
+        ({"guidance": 0.4, "temperature_end": 0.5, "temperature": 1.2}, (0.4, 1.2, 0.5)),
     ],
 )
 def test_texts_follow_the_law_written_out(settings: dict[str, float], numbers: tuple[float, float, float]) -> None:
@@ -57,7 +56,7 @@ def test_cooling_without_masks() -> None:
     process = uniform(V)
     net, grid = Table(process), torch.linspace(1, 0, STEPS + 1, dtype=torch.float64)
     sharp = composed(noise(process), process, L, ancestor(process, by_hand(net, process, 0.0, 1.0, 0.4)), grid)
-    assert agrees(draw(net, process, cool=0.4), sharp, process.states)
+    assert agrees(draw(net, process, temperature_end=0.4), sharp, process.states)
 
 
 def test_a_reveal_by_confidence_draws_from_the_same_law() -> None:
@@ -65,7 +64,9 @@ def test_a_reveal_by_confidence_draws_from_the_same_law() -> None:
     process = masked(V)
     net = Table(process)
     rng = seeded(5, batch=N)
-    asked = Sampling(steps=1, order="probability", guidance=0.7, cool=0.5, temperature=0.8)
+    asked = resolve(
+        {"steps": 1, "order": "probability", "guidance": 0.7, "temperature_end": 0.5, "temperature": 0.8}, process
+    )
     drawn = text(generate(net, process, process.start(L, rng), asked, rng))
     law = by_hand(net, process, 0.7, 0.8, 0.5)(torch.full((1, L), V), 1.0)[0]
     every = sequences(process.states, L)
@@ -73,49 +74,12 @@ def test_a_reveal_by_confidence_draws_from_the_same_law() -> None:
     assert agrees(drawn, joint, process.states)
 
 
-def test_the_law_of_a_blank_text() -> None:
+def test_the_unconditional_prediction() -> None:
     """One position stands for all in a network without absolute positions, and it is the same law."""
     process = masked(7)
     net = tiny(process)
-    assert net.blind
+    assert net.position_invariant
     x = torch.full((3, 5), 7)
     every = net(x, 1.0)[0].exp().mean(0)
     assert torch.allclose(unconditional_log_probs(net, process, x).exp(), every)
     assert torch.allclose(unconditional_log_probs(net, process, torch.zeros_like(x)).exp(), every)
-
-
-def test_guidance_leaves_a_blank_text_alone_and_sharpens_what_differs_from_it() -> None:
-    blank = torch.randn(9, dtype=torch.float64).log_softmax(-1)
-    shape = Shape(guidance=2.0)
-    assert torch.allclose(shape(blank[None], blank=blank).softmax(-1), blank.exp()[None])
-    other = torch.randn(40, 9, dtype=torch.float64).log_softmax(-1)
-    ratio = (shape(other, blank=blank).log_softmax(-1) - blank).flatten()
-    before = (other - blank).flatten()
-    spread = torch.stack([ratio, before]).view(2, 40, 9).var(-1)
-    assert torch.allclose(spread[0], 9 * spread[1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        ({"guidance": -0.1}, "finite and at least 0"),
-        ({"guidance": float("nan")}, "finite and at least 0"),
-        ({"cool": 0.0}, "at least 1e-6"),
-        ({"cool": float("inf")}, "finite"),
-        ({"guidance": 0.5, "precision": "naive-fp32"}, "published sampler, which has no --guidance: leave it out"),
-        ({"cool": 0.5, "precision": "naive-fp32"}, "published sampler, which has no --cool: leave it out"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(settings: dict, advice: str) -> None:
-    with pytest.raises(ValueError, match=advice):
-        Sampling(**settings)
-
-
-def test_guidance_needs_a_mask_and_no_future() -> None:
-    with pytest.raises(ValueError, match=r"no mask to write one \(its process is uniform\); use --temperature"):
-        Sampling(guidance=0.5).check(uniform(V))
-    for settings in ({"guidance": 0.5}, {"cool": 0.5}):
-        with pytest.raises(ValueError, match="one token after another"):
-            Sampling(**settings).check(None)
-    with pytest.raises(ValueError, match="pass it"):
-        Shape(guidance=0.5)(torch.zeros(2, 3))

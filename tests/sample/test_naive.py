@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from cdlm.process import Process, bridge_law, masked, transition
-from cdlm.rng import seeded
+from cdlm.rng import Rng, seeded
 from cdlm.sample.ancestral import ancestral
-from cdlm.sample.logits import Shape
-from cdlm.sample.naive import Naive, dense, race, raced
-from cdlm.sample.plan import Drawing
-from cdlm.sample.plan import DrawPrecision as Precision
-from cdlm.sample.settings import Tail
+from cdlm.sample.draw import State, last
+from cdlm.sample.naive import dense_posterior, gumbel_race, naive_ancestral
+from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import cosine_times, uniform_times
 
 from .truth import (
@@ -22,6 +20,7 @@ from .truth import (
     Table,
     V,
     agrees,
+    along,
     ancestor,
     bridge,
     clamped,
@@ -37,20 +36,33 @@ from .truth import (
 N = 10_000
 GRAIN = 2.0**-24
 """The resolution of a single-precision uniform."""
+SINGLE, DOUBLE = torch.float32, torch.float64
+
+
+def race(
+    net, process: Process, x: Tensor, grid: Tensor, rng: Rng, dtype: torch.dtype = SINGLE, given=None, **settings
+) -> State:
+    """The last state of the published sampler."""
+    resolved = resolve({"precision": "naive-fp32", **settings}, process)
+    with along(grid):
+        return last(naive_ancestral(net, process, x, resolved, rng, given=given, dtype=dtype))
+
+
 every_prior = pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
 
 
-@pytest.mark.parametrize("tail", ["none", "sample", "argmax"])
+@pytest.mark.parametrize("final_step", ["none", "sample", "argmax"])
 @every_prior
-def test_in_double_precision_the_race_is_ancestral_sampling(process: Process, tail: Tail) -> None:
-    grid = cosine_times(3, end=0.0 if tail == "none" else 0.3)
+def test_in_double_precision_the_race_is_ancestral_sampling(process: Process, final_step: str) -> None:
+    grid = cosine_times(3, end=0.0 if final_step == "none" else 0.3)
     net, rng = Table(process), seeded(0, batch=N)
-    law = composed(noise(process), process, L, ancestor(process, net.law), [*grid, *([0.0] * (tail == "sample"))])
-    if tail == "argmax":
+    hops = [*grid.tolist(), *([0.0] if final_step == "sample" else [])]
+    law = composed(noise(process), process, L, ancestor(process, net.law), hops)
+    if final_step == "argmax":
         law = push(law, process, L, greedy(process, net.law), float(grid[-1]), 0.0)
-    state = list(race(net, process, process.start(L, rng("start")), grid, rng, "naive-fp64", tail=tail))[-1]
+    state = race(net, process, process.start(L, rng("start")), grid, rng, DOUBLE, final_step=final_step)
     assert agrees(state.x, law, process.states)
-    assert state.nfe == [3 + (tail != "none")] * N
+    assert state.nfe == [3 + (final_step != "none")] * N
 
 
 def test_in_double_precision_a_race_of_three_positions_with_a_shape() -> None:
@@ -59,7 +71,7 @@ def test_in_double_precision_a_race_of_three_positions_with_a_shape() -> None:
     sharp = ancestor(process, lambda x, t: net.law(x, t) ** 2 / (net.law(x, t) ** 2).sum(-1, keepdim=True))
     law = composed(noise(process, 3), process, 3, sharp, grid)
     x = process.start(3, rng("start"))
-    assert agrees(text(race(net, process, x, grid, rng, "naive-fp64", Shape(temperature=0.5))), law, V)
+    assert agrees(race(net, process, x, grid, rng, DOUBLE, temperature=0.5).x, law, V)
 
 
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
@@ -67,7 +79,7 @@ def test_with_few_tokens_and_steps_single_precision_does_no_harm(kind: str) -> N
     process, grid, rng = PRIORS[kind], uniform_times(3), seeded(1, batch=N)
     net = Table(process)
     law = composed(noise(process), process, L, ancestor(process, net.law), grid)
-    assert agrees(text(race(net, process, process.start(L, rng("start")), grid, rng)), law, process.states)
+    assert agrees(race(net, process, process.start(L, rng("start")), grid, rng).x, law, process.states)
 
 
 @every_prior
@@ -75,7 +87,7 @@ def test_given_positions_do_not_race(process: Process) -> None:
     net, rng, grid = Table(process), seeded(0, batch=N), uniform_times(2)
     x, given = torch.tensor([process.states - 1, 0]), torch.tensor([False, True])
     law = composed(point(x, process.states), process, L, clamped(ancestor(process, net.law), given), grid)
-    drawn = text(race(net, process, x.expand(N, -1), grid, rng, "naive-fp64", given=given.expand(N, -1)))
+    drawn = race(net, process, x.expand(N, -1), grid, rng, DOUBLE, given=given.expand(N, -1)).x
     assert agrees(drawn, law, process.states)
 
 
@@ -85,12 +97,12 @@ def test_the_dense_posterior_is_the_bridge_law(process: Process) -> None:
     x = sequences(process.states, L)
     for t, s in ((1.0, 0.6), (0.5, 0.45), (0.3, 0.0)):
         clean = Table(process).law(x, t)
-        posterior = dense(clean.log(), process, x, s, t)
+        posterior = dense_posterior(clean.log(), process, x, s, t)
         padded = torch.nn.functional.pad(clean, (0, process.states - V))
         truth = bridge_law(padded, x, transition(process, 0.0, s), transition(process, s, t))
         assert torch.allclose(posterior / posterior.sum(-1, keepdim=True), truth, atol=1e-12)
         assert torch.allclose(truth, bridge(process, clean, x, t, s, "plug-in"), atol=1e-12)
-        single = dense(clean.log().float(), process, x, s, t)
+        single = dense_posterior(clean.log().float(), process, x, s, t)
         assert single.dtype == torch.float32
         assert torch.allclose(single.double(), posterior, atol=1e-6)
 
@@ -118,7 +130,7 @@ def test_an_unlikely_state_wins_too_rarely_in_single_precision(grains: float, mo
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "uniform_", lambda self, generator: self.copy_(u))
             law = torch.tensor([chance, 1 - chance], dtype=dtype).expand(1, len(u), 2)
-            return float((raced(law, seeded(0, batch=1)) == 0).double().mean())
+            return float((gumbel_race(law, seeded(0, batch=1)) == 0).double().mean())
 
     listed = (torch.arange(columns) + 1).double() * GRAIN
     single = wins(torch.float32, listed) * columns * GRAIN
@@ -135,15 +147,15 @@ def flat(tail: int) -> Tensor:
     return torch.cat([torch.full((HEAD,), 0.5 / HEAD), torch.full((tail,), 0.5 / tail)]).log()
 
 
-def exact(law: Tensor, n: int, steps: int = 256, precision: Precision = "fp64", seed: int = 0) -> Tensor:
-    x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_times(steps), seeded(seed, batch=n)
+def exact(law: Tensor, n: int, steps: int = 256, precision: str = "fp64", seed: int = 0) -> Tensor:
+    x, rng = torch.full((n, LENGTH), len(law)), seeded(seed, batch=n)
     predict = lambda x, t: law.expand(*x.shape, -1)  # noqa: E731
-    return text(ancestral(predict, masked(len(law)), x, grid, rng, Drawing(precision=precision)))
+    return text(ancestral(predict, masked(len(law)), x, resolve({"steps": steps, "precision": precision}), rng))
 
 
-def naive(law: Tensor, n: int, precision: Naive, steps: int = 256) -> Tensor:
+def naive(law: Tensor, n: int, dtype: torch.dtype, steps: int = 256) -> Tensor:
     x, grid, rng = torch.full((n, LENGTH), len(law)), uniform_times(steps), seeded(0, batch=n)
-    return text(race(lambda x, t: law.expand(*x.shape, -1), masked(len(law)), x, grid, rng, precision))
+    return race(lambda x, t: law.expand(*x.shape, -1), masked(len(law)), x, grid, rng, dtype).x
 
 
 def entropies(x: Tensor) -> Tensor:
@@ -175,17 +187,17 @@ def test_the_entropy_drops_with_the_resolution_of_the_uniforms(monkeypatch: pyte
         uniform(self, generator=generator)
         return self.mul_(2**12).floor_().div_(2**12) if self.dtype == torch.float32 else self
 
-    assert abs(apart(naive(law, 8, "naive-fp32"), reference)) < 5
+    assert abs(apart(naive(law, 8, SINGLE), reference)) < 5
     monkeypatch.setattr(torch.Tensor, "uniform_", coarse)
-    assert apart(naive(law, 8, "naive-fp32"), reference) < -12
-    assert abs(apart(naive(law, 8, "naive-fp64"), reference)) < 5
+    assert apart(naive(law, 8, SINGLE), reference) < -12
+    assert abs(apart(naive(law, 8, DOUBLE), reference)) < 5
 
 
 @pytest.mark.soak
 def test_the_entropy_drops_as_published() -> None:
     """The real thing, 24 bits: a thousand tokens and 2^15 steps, where a rare token has a fourth of a grain a step."""
     law = flat(1000)
-    drawn = naive(law, 6, "naive-fp32", 2**15)
+    drawn = naive(law, 6, SINGLE, 2**15)
     rare = (drawn >= HEAD).double().mean()
     assert float(rare - 0.5) < -5 * 0.5 / math.sqrt(drawn.numel())
     assert apart(drawn, exact(law, 400)) < -5

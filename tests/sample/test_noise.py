@@ -1,6 +1,7 @@
 """A text belongs to (seed, index) and to nothing else: not to the batch in which it is drawn."""
 
-from collections.abc import Callable
+import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -9,100 +10,109 @@ from torch import Tensor
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import Rng, categorical, seeded
-from cdlm.sample import plan as passes
-from cdlm.sample.ancestral import ancestral
-from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.confidence import confident
-from cdlm.sample.corrector import Corrector
-from cdlm.sample.logits import Shape
-from cdlm.sample.naive import race
-from cdlm.sample.order import first_hitting, ordered
-from cdlm.sample.plan import Drawing
-from cdlm.sample.timesteps import loop_times, uniform_times
+from cdlm.sample import draw
+from cdlm.sample.generate import generate
+from cdlm.sample.naive import naive_ancestral
+from cdlm.sample.settings import resolve
+from cdlm.sample.timesteps import uniform_times
 
-from .truth import text, tiny
+from .truth import along, text, tiny
 
 VOCAB, LENGTH = 7, 20
-Sampler = Callable[[Denoiser, Process, Tensor, Rng, Drawing], Tensor]
-GRID, SHORT = uniform_times(6), uniform_times(6, end=0.2)
+Chosen = dict[str, Any]
 UNIGRAM = unigram(torch.tensor([0.3, 0.1, 0.0, 0.2, 0.1, 0.1, 0.2]))
 
-MASKED: dict[str, Sampler] = {
-    "ancestral": lambda net, p, x, rng, how: text(ancestral(net, p, x, GRID, rng, how)),
-    "with a tail": lambda net, p, x, rng, how: text(ancestral(net, p, x, SHORT, rng, how, tail="argmax")),
-    "drawn tail": lambda net, p, x, rng, how: text(ancestral(net, p, x, SHORT, rng, how, tail="sample")),
-    "remdm": lambda net, p, x, rng, how: text(
-        ancestral(net, p, x, loop_times(10), rng, how, corrector=Corrector("rescale", 0.4))
-    ),
-    "dilated": lambda net, p, x, rng, how: text(ordered(net, p, x, GRID, rng, "dilated", how)),
-    "bit-reversed": lambda net, p, x, rng, how: text(ordered(net, p, x, GRID, rng, "bit-reversed", how)),
-    "first hitting": lambda net, p, x, rng, how: text(first_hitting(net, p, x, rng, drawing=how)),
-    "probability": lambda net, p, x, rng, how: text(confident(net, p, x, GRID, rng, "probability", how)),
-    "margin": lambda net, p, x, rng, how: text(confident(net, p, x, GRID, rng, "margin", how)),
-    "entropy-bound": lambda net, p, x, rng, how: text(confident(net, p, x, GRID, rng, "entropy-bound", how, 1.0)),
-    "race": lambda net, p, x, rng, how: text(race(net, p, x, GRID, rng, "naive-fp64")),
+MASKED: dict[str, Chosen] = {
+    "ancestral": {"steps": 6},
+    "greedy final step": {"steps": 6, "final_step": "argmax"},
+    "sampled final step": {"steps": 6, "final_step": "sample"},
+    "equal steps": {"steps": 6, "step_size": "equal"},
+    "remdm": {"steps": 10, "corrector": "loop", "eta": 0.4},
+    "dilated": {"steps": 6, "order": "dilated"},
+    "bit-reversed": {"steps": 6, "order": "bit-reversed"},
+    "first hitting": {"order": "first-hitting"},
+    "probability": {"steps": 6, "order": "probability"},
+    "margin": {"steps": 6, "order": "margin"},
+    "entropy-bound": {"steps": 6, "order": "entropy-bound", "entropy_bound": 1.0},
+    "plain": {"steps": 6, "sampler": "plain"},
+    "race": {"steps": 6, "precision": "naive-fp32"},
 }
-OTHER: dict[str, Sampler] = {
+OTHER: dict[str, Chosen] = {
     "ancestral": MASKED["ancestral"],
-    "with a tail": MASKED["with a tail"],
-    "psi": lambda net, p, x, rng, how: text(ancestral(net, p, x, GRID, rng, how, corrector=Corrector("constant", 0.3))),
+    "greedy final step": MASKED["greedy final step"],
+    "psi": {"steps": 6, "corrector": "constant", "eta": 0.3},
+    "plain": MASKED["plain"],
     "race": MASKED["race"],
 }
 CASES = [
-    *(pytest.param(masked(VOCAB), sampler, id=f"masked, {name}") for name, sampler in MASKED.items()),
-    *(pytest.param(uniform(VOCAB), sampler, id=f"uniform, {name}") for name, sampler in OTHER.items()),
-    *(pytest.param(UNIGRAM, sampler, id=f"unigram, {name}") for name, sampler in OTHER.items()),
+    *(pytest.param(masked(VOCAB), chosen, id=f"masked, {name}") for name, chosen in MASKED.items()),
+    *(pytest.param(uniform(VOCAB), chosen, id=f"uniform, {name}") for name, chosen in OTHER.items()),
+    *(pytest.param(UNIGRAM, chosen, id=f"unigram, {name}") for name, chosen in OTHER.items()),
 ]
 
 
-def texts(process: Process, sampler: Sampler, rows: Tensor, drawing: Drawing | None = None) -> Tensor:
+def sampled(net: Denoiser, process: Process, x: Tensor, rng: Rng, chosen: Chosen, compiled: bool = False) -> Tensor:
+    """The samples that the settings choose. A race takes place in double precision, whose draws do not depend on the
+    last bits of a network; before a final step, the steps end where it still has work to do."""
+    settings = resolve(chosen, process)
+    if settings.sampler == "naive":
+        return text(naive_ancestral(net, process, x, settings, rng, dtype=torch.float64))
+    with along(uniform_times(6, end=0.2)) if settings.final_step != "none" else contextlib.nullcontext():
+        return text(generate(net, process, x, settings, rng, compiled=compiled))
+
+
+def texts(process: Process, chosen: Chosen, rows: Tensor, compiled: bool = False) -> Tensor:
     net = tiny(process, time_conditioning=process.name != "masked")
     rng = seeded(3, "texts", batch=32, rows=rows)
-    return sampler(net, process, process.start(LENGTH, rng("start")), rng, drawing or Drawing())
+    return sampled(net, process, process.start(LENGTH, rng("start")), rng, chosen, compiled)
 
 
-@pytest.mark.parametrize(("process", "sampler"), CASES)
-def test_a_text_does_not_depend_on_its_batch(process: Process, sampler: Sampler) -> None:
+@pytest.mark.parametrize(("process", "chosen"), CASES)
+def test_a_text_does_not_depend_on_its_batch(process: Process, chosen: Chosen) -> None:
     """Alone, among seven in any order, or among 32."""
-    all_of_them = texts(process, sampler, torch.arange(32))
+    all_of_them = texts(process, chosen, torch.arange(32))
     assert len(all_of_them.unique(dim=0)) > 16
     for rows in ([0], [13], [31], [5, 31, 0, 17, 2, 3, 8]):
-        assert torch.equal(texts(process, sampler, torch.tensor(rows)), all_of_them[rows])
+        assert torch.equal(texts(process, chosen, torch.tensor(rows)), all_of_them[rows])
 
 
-@pytest.mark.parametrize(("process", "sampler"), [case for case in CASES if "race" not in case.id])
+@pytest.mark.parametrize(
+    ("process", "chosen"), [case for case in CASES if "race" not in case.id and "plain" not in case.id]
+)
 def test_running_the_whole_batch_changes_no_text(
-    process: Process, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    process: Process, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a compiled network, but without the compiler."""
-    monkeypatch.setattr(passes, "_compiled_categorical", lambda: categorical)
+    monkeypatch.setattr(draw, "_compiled_categorical", lambda: categorical)
     rows = torch.arange(9)
-    whole = texts(process, sampler, rows, Drawing(Shape(0.8, 5), compiled=True))
-    assert torch.equal(whole, texts(process, sampler, rows, Drawing(Shape(0.8, 5))))
+    shaped = {**chosen, "temperature": 0.8, "top_k": 5}
+    assert torch.equal(texts(process, shaped, rows, compiled=True), texts(process, shaped, rows))
 
 
-@pytest.mark.parametrize("sampler", MASKED.values(), ids=MASKED)
-def test_a_text_does_not_depend_on_the_blanks_of_others(sampler: Sampler) -> None:
+@pytest.mark.parametrize("chosen", MASKED.values(), ids=MASKED)
+def test_a_text_does_not_depend_on_the_blanks_of_others(chosen: Chosen) -> None:
     """Fully masked texts next to halves of texts, and alone."""
     process = masked(VOCAB)
     net, x = tiny(process), torch.full((8, LENGTH), VOCAB)
     x[1::2, :6] = torch.arange(6)
-    together = sampler(net, process, x, seeded(0, batch=8), Drawing())
+    together = sampled(net, process, x, seeded(0, batch=8), chosen)
     assert bool((together[1::2, :6] == torch.arange(6)).all())
     for row in (0, 1, 6):
-        alone = sampler(net, process, x[row][None], seeded(0, batch=8, rows=torch.tensor([row])), Drawing())
+        alone = sampled(net, process, x[row][None], seeded(0, batch=8, rows=torch.tensor([row])), chosen)
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("naive", [False, True])
+@pytest.mark.parametrize("precision", ["fp64", "naive-fp32"])
 @pytest.mark.parametrize("prompt", [1, 3])
-def test_an_autoregressive_text_does_not_depend_on_its_batch(prompt: int, naive: bool) -> None:
+def test_an_autoregressive_text_does_not_depend_on_its_batch(prompt: int, precision: str) -> None:
     net = tiny(None, VOCAB)
-    prompts = seeded(1, "prompts", batch=32).integers(prompt, VOCAB)
+    prompts = torch.nn.functional.pad(seeded(1, "prompts", batch=32).integers(prompt, VOCAB), (0, LENGTH - prompt))
+    given = (torch.arange(LENGTH) < prompt).expand(32, -1)
+    settings = resolve({"precision": precision}, None)
 
     def drawn(rows: list[int]) -> Tensor:
         rng = seeded(3, "texts", batch=32, rows=torch.tensor(rows))
-        return text(autoregressive(net, prompts[rows], LENGTH, rng, naive=naive))
+        return text(generate(net, None, prompts[rows], settings, rng, given=given[rows]))
 
     everything = drawn(list(range(32)))
     for rows in ([0], [31], [5, 31, 0, 17, 2, 3, 8]):
@@ -112,6 +122,6 @@ def test_an_autoregressive_text_does_not_depend_on_its_batch(prompt: int, naive:
 def test_another_seed_draws_another_text() -> None:
     for process, samplers in ((masked(VOCAB), MASKED), (uniform(VOCAB), OTHER)):
         net, x = tiny(process), process.start(LENGTH, seeded(0, batch=4))
-        for sampler in samplers.values():
-            first, second = (sampler(net, process, x, seeded(seed, batch=4), Drawing()) for seed in (1, 2))
+        for chosen in samplers.values():
+            first, second = (sampled(net, process, x, seeded(seed, batch=4), chosen) for seed in (1, 2))
             assert not torch.equal(first, second)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from cdlm.process import masked
-from cdlm.process.order import Order, levels
 from cdlm.rng import seeded
+from cdlm.sample.draw import State
 from cdlm.sample.exact import ancestral_law
-from cdlm.sample.order import first_hitting, ordered, reveal
-from cdlm.sample.draw import State, follow
-from cdlm.sample.settings import Tail
+from cdlm.sample.order import first_hitting, plan_by_level, unmask_in_order
+from cdlm.sample.plan import execute
+from cdlm.sample.samplers import ORDERS, load_function
+from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import uniform_times
 
 from .truth import Table, V, agrees, clamped, composed, index, onehot, point, sequences, text
@@ -21,7 +22,8 @@ from .truth import Table, V, agrees, clamped, composed, index, onehot, point, se
 MASK, L3 = V, 3
 Plan = list[tuple[list[int], float]]
 """Positions and time of each hop."""
-SPREAD: list[Order] = ["dilated", "bit-reversed"]
+SPREAD = ["dilated", "bit-reversed"]
+FIRST_HITTING = resolve({"order": "first-hitting"})
 
 
 def planned(net: Table, plan: Plan, x: Tensor) -> Tensor:
@@ -62,9 +64,10 @@ def hops(states: list[State]) -> Tensor:
     return when
 
 
-def spread(order: Order, length: int, steps: int, n: int = 64, x: Tensor | None = None, seed: int = 0) -> Tensor:
+def spread(order: str, length: int, steps: int, n: int = 64, x: Tensor | None = None, seed: int = 0) -> Tensor:
     x = blank(n, length) if x is None else x
-    return hops(list(ordered(flat, masked(V), x, uniform_times(steps), seeded(seed, batch=len(x)), order)))
+    settings = resolve({"steps": steps, "order": order}, masked(V))
+    return hops(list(unmask_in_order(flat, masked(V), x, settings, seeded(seed, batch=len(x)))))
 
 
 def test_first_hitting_is_the_chain_rule_averaged_over_all_orders() -> None:
@@ -74,7 +77,7 @@ def test_first_hitting_is_the_chain_rule_averaged_over_all_orders() -> None:
     orders = list(itertools.permutations(range(L3)))
     start = torch.full((L3,), MASK)
     law = sum(planned(net, [([place], 1.0) for place in order], start) for order in orders) / len(orders)
-    state = list(first_hitting(net, process, blank(60_000, L3), rng))[-1]
+    state = list(first_hitting(net, process, blank(60_000, L3), FIRST_HITTING, rng))[-1]
     assert agrees(state.x, law, V + 1)
     assert state.nfe == [L3] * 60_000
 
@@ -98,10 +101,13 @@ def test_first_hitting_is_ancestral_sampling_on_a_perfect_grid(visible: bool) ->
         clean = (sequences(V + 1, L3) < V).all(-1)
         law = torch.zeros(len(clean), dtype=torch.float64)
         law[clean] = ancestral_law(net.plain, process, L3, uniform_times(2000))
-    drawn = text(first_hitting(net, process, x.expand(n, -1), seeded(4, batch=n), start))
-    assert agrees(drawn, law, V + 1)
+
+    def hit(net: Table) -> Tensor:
+        return text(first_hitting(net, process, x.expand(n, -1), FIRST_HITTING, seeded(4, batch=n), start=start))
+
+    assert agrees(hit(net), law, V + 1)
     untimed = Table(process, L3, timed=False)
-    assert not agrees(text(first_hitting(untimed, process, x.expand(n, -1), seeded(4, batch=n), start)), law, V + 1)
+    assert not agrees(hit(untimed), law, V + 1)
 
 
 def test_first_hitting_asks_at_falling_times() -> None:
@@ -114,7 +120,7 @@ def test_first_hitting_asks_at_falling_times() -> None:
             return super().features(x, alpha, rows)
 
     process, n = masked(V), 20_000
-    text(first_hitting(Watched(process, L3), process, blank(n, L3), seeded(0, batch=n)))
+    text(first_hitting(Watched(process, L3), process, blank(n, L3), FIRST_HITTING, seeded(0, batch=n)))
     times = torch.stack(seen)
     assert times.shape == (L3, n)
     assert bool((times[:-1] > times[1:]).all())
@@ -141,7 +147,7 @@ def test_dilated_hops_come_in_every_order() -> None:
 
 @pytest.mark.parametrize("order", SPREAD)
 @pytest.mark.parametrize(("length", "steps"), [(24, 8), (25, 8), (7, 3), (5, 16)])
-def test_every_mask_is_revealed_once_and_hops_share_them_equally(order: Order, length: int, steps: int) -> None:
+def test_every_mask_is_revealed_once_and_hops_share_them_equally(order: str, length: int, steps: int) -> None:
     for row in spread(order, length, steps):
         counts = torch.bincount(row, minlength=1)
         assert int(counts.sum()) == length
@@ -186,7 +192,7 @@ def test_a_random_order_does_not_keep_its_distance() -> None:
 
 
 @pytest.mark.parametrize("order", [*SPREAD, "random"])
-def test_a_blank_in_the_middle_is_filled_and_nothing_else(order: Order) -> None:
+def test_a_blank_in_the_middle_is_filled_and_nothing_else(order: str) -> None:
     """Only masks count, so that scattered ones are spread over themselves."""
     x = torch.arange(40).remainder(V).expand(32, -1).clone()
     x[:, 8:24] = MASK
@@ -204,29 +210,29 @@ def test_a_blank_in_the_middle_is_filled_and_nothing_else(order: Order) -> None:
 
 
 def test_levels_lie_in_the_unit_interval_and_differ() -> None:
-    for order in ("random", "dilated", "bit-reversed"):
-        level = levels(order, torch.ones(16, 100, dtype=torch.bool), 7, seeded(0, batch=16))
+    for row in ORDERS.values():
+        level = load_function(row.levels)(torch.ones(16, 100, dtype=torch.bool), 7, seeded(0, batch=16))
         assert bool(((level >= 0) & (level < 1)).all())
         assert all(len(row.unique()) == 100 for row in level)
 
 
-@pytest.mark.parametrize("tail", ["none", "sample", "argmax"])
-def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(tail: Tail) -> None:
-    """Levels of 0.9, 0.2 and 0.75 on a grid down to 0.4 (or 0): two at t = 1, one later or left to the tail."""
-    process, n, end = masked(V), 40_000, 0.0 if tail == "none" else 0.4
+@pytest.mark.parametrize("final_step", ["none", "sample", "argmax"])
+def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(final_step: str) -> None:
+    """Levels of 0.9, 0.2 and 0.75 on times down to 0.4 (or 0): two at t = 1, one later or left to the final step."""
+    process, n, end = masked(V), 40_000, 0.0 if final_step == "none" else 0.4
     net, start = Table(process, L3), torch.full((L3,), MASK)
     grid, level = uniform_times(2, end=end), torch.tensor([0.9, 0.2, 0.75], dtype=torch.float64).repeat(n, 1)
-    plan: Plan = [([0, 2], 1.0)]
-    if tail != "argmax":
-        plan.append(([1], 0.5 if tail == "none" else 0.4))
-    law = planned(net, plan, start)
-    if tail == "argmax":
+    hops: Plan = [([0, 2], 1.0)]
+    if final_step != "argmax":
+        hops.append(([1], 0.5 if final_step == "none" else 0.4))
+    law = planned(net, hops, start)
+    if final_step == "argmax":
         every = sequences(V + 1, L3)
         modes = every.clone()
         modes[:, 1] = net.law(every, 0.4)[:, 1].argmax(-1)
         law = torch.zeros_like(law).index_add_(0, index(modes, V + 1), law)
-    passes = reveal(process, process.positions(blank(n, L3)), level, grid, seeded(6, batch=n), tail)
-    assert agrees(text(follow(net, process, blank(n, L3), passes)), law, V + 1)
+    plan = plan_by_level(process, process.positions(blank(n, L3)), level, grid, seeded(6, batch=n), final_step)
+    assert agrees(text(execute(net, process, blank(n, L3), plan)), law, V + 1)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +246,7 @@ def test_a_fixed_plan_draws_each_hop_from_the_product_of_predictions(tail: Tail)
     ],
 )
 def test_samples_follow_the_average_over_the_plans_of_an_order(
-    order: Order, steps: int, plans: list[list[list[int]]]
+    order: str, steps: int, plans: list[list[list[int]]]
 ) -> None:
     """The plans of three masks, equally likely: by parity, by turns, or by the two lowest digits of a random offset."""
     process, n = masked(V), 40_000
@@ -249,14 +255,15 @@ def test_samples_follow_the_average_over_the_plans_of_an_order(
     for plan in plans:
         timed = [(places, 1 - hop / steps) for hop, places in enumerate(plan)]
         laws.append(planned(net, [hop for hop in timed if hop[0]], start))
-    drawn = text(ordered(net, process, blank(n, L3), uniform_times(steps), seeded(8, batch=n), order))
+    settings = resolve({"steps": steps, "order": order}, process)
+    drawn = text(unmask_in_order(net, process, blank(n, L3), settings, seeded(8, batch=n)))
     assert agrees(drawn, sum(laws) / len(laws), V + 1)
 
 
 def test_nothing_to_reveal() -> None:
     x = torch.tensor([[0, 1, 2]])
     for states in (
-        ordered(flat, masked(V), x, uniform_times(3), seeded(0, batch=1)),
-        first_hitting(flat, masked(V), x, seeded(0, batch=1)),
+        unmask_in_order(flat, masked(V), x, resolve({"steps": 3}), seeded(0, batch=1)),
+        first_hitting(flat, masked(V), x, FIRST_HITTING, seeded(0, batch=1)),
     ):
         assert [state.x.tolist() for state in states] == [x.tolist()]

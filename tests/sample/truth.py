@@ -4,15 +4,17 @@ Nothing here calls the formulas of `cdlm`: signal levels, forward kernels, bridg
 more. `Table` is a network only in name.
 """
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, Process, masked, uniform, unigram
 from cdlm.sample.draw import State, last
@@ -38,7 +40,7 @@ class Table(Denoiser):
     It poses as a network, so that sequences at different times are looked up at once; it counts the sequences.
     """
 
-    blind = False
+    position_invariant = False
 
     def __init__(self, process: Process, length: int = L, timed: bool = True, seed: int = 0) -> None:
         nn.Module.__init__(self)
@@ -69,12 +71,28 @@ class Table(Denoiser):
 
 def tiny(process: Process | None, vocab: int = 7, seed: int = 0, **shape: int) -> Denoiser:
     """A network in double precision whose weights are random and large, so that it listens to what it sees."""
-    sizes = {"hidden": 16, "blocks": 2, "heads": 2, "cond": 8, "dropout": 0.0, "causal": process is None}
-    net = Denoiser(Architecture(**{**sizes, **shape}), process, vocab if process is None else None).double().eval()
+    sizes = {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "cond_dim": 8,
+        "dropout": 0.0,
+        "causal": process is None,
+    }
+    net = Denoiser(NetworkConfig(**{**sizes, **shape}), process, vocab if process is None else None).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():
         nn.init.normal_(parameter, 0, 0.7, generator=generator)
     return net
+
+
+@contextlib.contextmanager
+def along(times: Tensor) -> Iterator[None]:
+    """Let samplers take steps at these times, whatever their settings say: also at times that no setting stands for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("ancestral", "order", "confidence", "naive"):
+            patch.setattr(f"cdlm.sample.{module}.timesteps", lambda settings, start=1.0: times)
+        yield
 
 
 def level(process: Process, t: float) -> float:

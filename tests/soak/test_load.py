@@ -24,7 +24,7 @@ url, until, found = sys.argv[1], time.monotonic() + float(sys.argv[2]), []
 while time.monotonic() < until:
     began = time.monotonic()
     health = json.loads(urllib.request.urlopen(url + "health", timeout=30).read())
-    found.append((time.monotonic() - began, health["running"], health["waiting"]))
+    found.append((time.monotonic() - began, health["running"], health["queued"]))
     time.sleep(0.5)
 print(json.dumps(found))
 """  # a process of its own: 200 visitors keep this one busy
@@ -88,7 +88,7 @@ def test_two_hundred_visitors(tmp_path: Path) -> None:
         while get(f"{url}health")["running"] and time.monotonic() < until:
             time.sleep(0.2)
         assert get(f"{url}health")["running"] == 0  # the work of those who left is gone
-        assert get(f"{url}health")["waiting"] == 0
+        assert get(f"{url}health")["queued"] == 0
         assert process.poll() is None
     early, late = statistics.median(sizes[: len(sizes) // 3]), statistics.median(sizes[-len(sizes) // 3 :])
     found = {

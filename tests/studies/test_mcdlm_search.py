@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.methods import METHODS, parse_method, same_method, split_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method, same_method, split_method
 from cdlm.objective import Bridge, Objective, Ordered, inverse_step, unit
 from cdlm.objective.divergence import jsd
 from cdlm.objective.loss import split

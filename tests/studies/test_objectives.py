@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdlm.methods import METHODS, parse_method, same_method
-from cdlm.model.architecture import SIZES
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method, same_method
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.rng import seeded
@@ -43,7 +44,13 @@ def measure(spec: str) -> list:
     method, choices = parse_method(spec)
     process = method.default_process(11)
     torch.manual_seed(3)
-    size = {"hidden": 16, "blocks": 1, "heads": 2, "cond": 8, "time_conditioning": method.time_conditioning}
+    size = {
+        "hidden_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "cond_dim": 8,
+        "time_conditioning": method.time_conditioning,
+    }
     student = Denoiser(dataclasses.replace(SIZES["tiny"], **size), process).double()
     for parameter in student.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)

@@ -35,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("train.txt", "valid.txt", *(f"eval/{file}" for file in main_table.SETS.values())):
         (folder / name).write_text((WORDS * 10 + "\n") * 20)
     text, valid = str(folder / "train.txt"), str(folder / "valid.txt")
-    prepare(PrepareConfig((text,), folder / "tokens", packing="plain", length=32, valid=(valid,)))
+    prepare(PrepareConfig((text,), folder / "tokens", packing="plain", seq_length=32, valid=(valid,)))
     return folder
 
 
@@ -120,7 +120,7 @@ def test_the_zoo_in_the_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text = "\n<|endoftext|>\n".join(" ".join(f"The cat sees {n} dogs." for n in range(k, k + 60)) for k in range(40))
     (tmp_path / "text.txt").write_text(text)
     tokens = PrepareConfig(
-        (str(tmp_path / "text.txt"),), tmp_path / "tokens", train_vocab=300, packing="sentences", length=256
+        (str(tmp_path / "text.txt"),), tmp_path / "tokens", train_vocab_size=300, packing="sentences", seq_length=256
     )
     prepare(tokens, Console(quiet=True))
     where = ["--data", tmp_path / "tokens", "--runs", tmp_path / "runs", "--models", tmp_path / "models"]
@@ -226,11 +226,11 @@ def test_every_row_is_a_run_of_the_same_tokens(rows: dict[str, StudyRow]) -> Non
         if config:
             share = 0.5 if row.recipe == "small-ar" else 1.0
             assert config.steps == share * 600, name
-            assert config.reference == round(share * 150_000)
-            assert (config.batch * config.length, config.seed) == (65_536, row.seed)
+            assert config.reference_steps == round(share * 150_000)
+            assert (config.batch_size * config.seq_length, config.seed) == (65_536, row.seed)
         else:
             first = train_config(StudyRow("", row.base or ""), options, Path("x"), share=2 / 3)
-            assert (first.steps, first.reference) == (400, 100_000)
+            assert (first.steps, first.reference_steps) == (400, 100_000)
     assert FULL == 2000
     labels = [row.label for row in rows.values()]
     assert len(set(labels)) == len(labels)
@@ -240,7 +240,7 @@ def test_the_recipe_of_the_best_trial_is_what_was_run() -> None:
     options = StudyOptions(Path("d"), Path("t"), Path("o"), Path("s"), Path("j"), FULL, 4, "auto", small=False)
     row, recipe = search.study_rows(Path())[search.BEST], RECIPES["small-mcdlm-guided"].config
     tried = train_config(row, options, Path("x"), row.share)
-    own = {"data", "out", "init_from", "log_every", "valid_every", "samples", "save_every", "keep"}
+    own = {"data", "out", "init_from", "log_every", "valid_every", "valid_samples", "save_every", "keep_checkpoints"}
     for field in dataclasses.fields(tried):
         if field.name not in own:
             assert getattr(recipe, field.name) == getattr(tried, field.name), field.name

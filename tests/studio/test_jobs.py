@@ -1,4 +1,4 @@
-"""The desk: turns, limits, cancelling, failures, and readers who do not read."""
+"""The queue: turns, limits, cancelling, failures, and readers who do not read."""
 
 import asyncio
 import threading
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from cdlm.studio import jobs
-from cdlm.studio.jobs import Desk, Full
+from cdlm.studio.jobs import JobQueue, QueueFull
 
 
-def run(scene: Callable[[Desk], Awaitable[None]], **room: int) -> None:
+def run(scene: Callable[[JobQueue], Awaitable[None]], **limits: int) -> None:
     async def played() -> None:
-        desk = Desk(**room)
+        queue = JobQueue(**limits)
         try:
-            await asyncio.wait_for(scene(desk), 20)
+            await asyncio.wait_for(scene(queue), 20)
         finally:
-            desk.close()
+            queue.close()
 
     asyncio.run(played())
 
@@ -47,36 +47,36 @@ def test_jobs_take_turns() -> None:
             order.append(name)
             yield number
 
-    async def scene(desk: Desk) -> None:
-        first, _ = desk.submit(slow)
-        while desk.counts != (1, 0):
+    async def scene(queue: JobQueue) -> None:
+        first, _ = queue.submit(slow)
+        while queue.counts != (1, 0):
             await asyncio.sleep(0.01)
-        both = [desk.submit(lambda name=name: work(name))[0] for name in "ab"]  # both wait until the first is released
+        both = [queue.submit(lambda name=name: work(name))[0] for name in "ab"]  # both wait until the first is released
         release.set()
         assert [await everything(job) for job in (first, *both)] == [[1], list(range(5)), list(range(5))]
-        while desk.counts != (0, 0):
+        while queue.counts != (0, 0):
             await asyncio.sleep(0.01)
 
-    run(scene, at_once=3)
+    run(scene, max_concurrent=3)
     assert "".join(order) == "ab" * 5
 
 
 def test_the_next_is_refused_and_positions_are_told() -> None:
     release, slow = gate()
 
-    async def scene(desk: Desk) -> None:
-        first, _ = desk.submit(slow)
-        while desk.counts != (1, 0):
+    async def scene(queue: JobQueue) -> None:
+        first, _ = queue.submit(slow)
+        while queue.counts != (1, 0):
             await asyncio.sleep(0.01)
-        waiting = [desk.submit(slow) for _ in range(2)]
+        waiting = [queue.submit(slow) for _ in range(2)]
         assert [ahead for _, ahead in waiting] == [0, 1]
-        with pytest.raises(Full, match="2 texts are waiting"):
-            desk.submit(slow)
+        with pytest.raises(QueueFull, match="2 requests are waiting"):
+            queue.submit(slow)
         release.set()
         for job in (first, *(job for job, _ in waiting)):
             assert await everything(job) == [1]
 
-    run(scene, at_once=1, waiting=2)
+    run(scene, max_concurrent=1, max_queue=2)
 
 
 def test_cancelled_work_stops_before_its_next_item() -> None:
@@ -91,17 +91,17 @@ def test_cancelled_work_stops_before_its_next_item() -> None:
         finally:
             closed.set()
 
-    async def scene(desk: Desk) -> None:
-        job, _ = desk.submit(endless)
+    async def scene(queue: JobQueue) -> None:
+        job, _ = queue.submit(endless)
         async for item in job.items():
             if item == 3:
-                assert desk.find(job.id) is job
+                assert queue.find(job.id) is job
                 job.cancel()
         assert closed.wait(2)
         count = len(made)
         await asyncio.sleep(0.1)
         assert len(made) == count
-        assert desk.find(job.id) is None
+        assert queue.find(job.id) is None
 
     run(scene)
 
@@ -109,15 +109,15 @@ def test_cancelled_work_stops_before_its_next_item() -> None:
 def test_a_job_that_waits_can_be_cancelled() -> None:
     release, slow = gate()
 
-    async def scene(desk: Desk) -> None:
-        first, _ = desk.submit(slow)
-        second, _ = desk.submit(slow)
+    async def scene(queue: JobQueue) -> None:
+        first, _ = queue.submit(slow)
+        second, _ = queue.submit(slow)
         second.cancel()
         release.set()
         assert await everything(first) == [1]
         assert await everything(second) == []
 
-    run(scene, at_once=1)
+    run(scene, max_concurrent=1)
 
 
 def test_a_failure_reaches_its_reader_alone() -> None:
@@ -125,19 +125,19 @@ def test_a_failure_reaches_its_reader_alone() -> None:
         yield 1
         raise ValueError("no such thing")
 
-    async def scene(desk: Desk) -> None:
-        job, _ = desk.submit(bad)
+    async def scene(queue: JobQueue) -> None:
+        job, _ = queue.submit(bad)
         with pytest.raises(ValueError, match="no such thing"):
             await everything(job)
-        other, _ = desk.submit(lambda: iter([7]))
+        other, _ = queue.submit(lambda: iter([7]))
         assert await everything(other) == [7]
 
     run(scene)
 
 
 def test_who_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "AHEAD", 4)
-    monkeypatch.setattr(jobs, "PATIENCE", 0.3)
+    monkeypatch.setattr(jobs, "BUFFER_SIZE", 4)
+    monkeypatch.setattr(jobs, "READ_TIMEOUT", 0.3)
     made: list[int] = []
 
     def many() -> Iterator[int]:
@@ -145,26 +145,26 @@ def test_who_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> N
             made.append(number)
             yield number
 
-    async def scene(desk: Desk) -> None:
-        idle, _ = desk.submit(many)
-        assert await everything(desk.submit(lambda: iter(range(50)))[0]) == list(range(50))
+    async def scene(queue: JobQueue) -> None:
+        idle, _ = queue.submit(many)
+        assert await everything(queue.submit(lambda: iter(range(50)))[0]) == list(range(50))
         assert len(made) == 4  # it waits for its reader
         await asyncio.sleep(0.6)
-        assert desk.counts == (0, 0)  # and is given up
+        assert queue.counts == (0, 0)  # and is given up
         assert idle.cancelled.is_set()
 
     run(scene)
 
 
 def test_who_does_not_read_goes_sooner_if_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "AHEAD", 4)
-    monkeypatch.setattr(jobs, "HASTE", 0.2)
+    monkeypatch.setattr(jobs, "BUFFER_SIZE", 4)
+    monkeypatch.setattr(jobs, "READ_TIMEOUT_IF_BUSY", 0.2)
 
-    async def scene(desk: Desk) -> None:
-        deaf = [desk.submit(lambda: iter(range(1000)))[0] for _ in range(desk.at_once)]
+    async def scene(queue: JobQueue) -> None:
+        deaf = [queue.submit(lambda: iter(range(1000)))[0] for _ in range(queue.max_concurrent)]
         await asyncio.sleep(0.4)
         assert not any(job.cancelled.is_set() for job in deaf)  # nobody wants their places
-        assert await everything(desk.submit(lambda: iter(range(50)))[0]) == list(range(50))
+        assert await everything(queue.submit(lambda: iter(range(50)))[0]) == list(range(50))
         assert any(job.cancelled.is_set() for job in deaf)
 
     run(scene)
@@ -175,8 +175,8 @@ def test_silence_is_told() -> None:
         time.sleep(0.3)
         yield 1
 
-    async def scene(desk: Desk) -> None:
-        job, _ = desk.submit(slow)
+    async def scene(queue: JobQueue) -> None:
+        job, _ = queue.submit(slow)
         found = [item async for item in job.items(idle=0.05)]
         assert found[-1] == 1
         assert None in found[:-1]
@@ -185,10 +185,10 @@ def test_silence_is_told() -> None:
 
 
 def test_closing_ends_all() -> None:
-    async def scene(desk: Desk) -> None:
-        job, _ = desk.submit(lambda: iter(range(10**9)))
-        desk.close()
-        assert len(await everything(job)) <= jobs.AHEAD
-        assert not desk._thread.is_alive()
+    async def scene(queue: JobQueue) -> None:
+        job, _ = queue.submit(lambda: iter(range(10**9)))
+        queue.close()
+        assert len(await everything(job)) <= jobs.BUFFER_SIZE
+        assert not queue._thread.is_alive()
 
     run(scene)

@@ -64,7 +64,7 @@ def test_it_answers_and_ends(folder: Path) -> None:
 
 
 def test_the_work_of_those_who_leave_is_dropped(folder: Path) -> None:
-    with studio(f"U={folder}", "--at-once", 1) as (url, _):
+    with studio(f"U={folder}", "--max-concurrent", 1) as (url, _):
         get(f"{url}health")
         host, port = re.findall(r"//([\d.]+):(\d+)", url)[0]
         body = json.dumps({"steps": 1024, "n": 8, "stream": True})
@@ -115,9 +115,9 @@ def test_a_token_from_the_environment(folder: Path) -> None:
     [
         (["a/b", "c/b"], "two models are called b"),
         (["nowhere/at/all"], "does not exist"),
-        (["x", "--port", "70000"], "--port is a number"),
-        (["x", "--queue", "0"], "--queue must be at least 1"),
-        (["x", "--results", "nowhere"], "there is no folder nowhere"),
+        (["x", "--port", "70000"], "--port must be between 0 and 65535 (got 70000)"),
+        (["x", "--max-queue", "0"], "--max-queue must be at least 1 (got 0)"),
+        (["x", "--results", "nowhere"], "there is no directory nowhere"),
     ],
 )
 def test_wrong_flags_are_explained(flags: list[str], message: str) -> None:

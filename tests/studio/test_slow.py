@@ -22,7 +22,7 @@ Process = subprocess.Popen[str]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Process]]:
     folder = write_model(tmp_path_factory.mktemp("slow") / "model", "uniform", BPE, length=64)
-    with studio(f"U={folder}", "--at-once", 2) as (url, process):
+    with studio(f"U={folder}", "--max-concurrent", 2) as (url, process):
         get(f"{url}health")
         yield url, process
 

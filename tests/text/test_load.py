@@ -260,12 +260,12 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ({"length": 64, "foo": 1}, "foo is 1"),
-        ({"posterior": "plug-in"}, 'no "length"'),
-        (5, 'no "length"'),
-        ({"length": "64"}, "length is '64'"),
-        ({"length": -1}, "length is -1"),
-        ({"length": 8, "framed": 1}, "framed is 1"),
+        ({"max_length": 64, "foo": 1}, "foo is 1"),
+        ({"posterior": "plug-in"}, 'no "max_length"'),
+        (5, 'no "max_length"'),
+        ({"max_length": "64"}, "max_length is '64'"),
+        ({"max_length": -1}, "max_length is -1"),
+        ({"max_length": 8, "bos_framed": 1}, "bos_framed is 1"),
     ],
 )
 def test_a_damaged_account_of_the_texts_is_named(text: object, named: str, tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import cdlm
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import Process, masked, unigram
 from cdlm.process.process import bridge_law, transition
 from cdlm.rng import seeded
+from cdlm.sample.draw import last, unconditional_log_probs
 from cdlm.sample.generate import generate
-from cdlm.sample.draw import unconditional_log_probs, last
 from cdlm.sample.settings import Sampling
 from cdlm.studio.app import card
 from cdlm.text.pipeline import Model
@@ -32,10 +32,10 @@ def mixed(vocab: int) -> Process:
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     torch.manual_seed(1)
-    denoiser = Denoiser(Architecture(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
+    denoiser = Denoiser(NetworkConfig(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
-    save(denoiser, tmp_path / "mixed")
+    save_denoiser(denoiser, tmp_path / "mixed")
     BYTES.save(tmp_path / "mixed")
     return cdlm.load(tmp_path / "mixed", "cpu", "float64")
 

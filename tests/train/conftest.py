@@ -11,7 +11,7 @@ import pytest
 
 from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text("\n<|endoftext|>\n".join(documents))
     config = PrepareConfig(
-        (str(folder / "text.txt"),), folder / "tokens", packing="plain", length=32, valid_documents=6
+        (str(folder / "text.txt"),), folder / "tokens", packing="plain", seq_length=32, valid_documents=6
     )
     prepare(config)
     return folder / "tokens"
@@ -43,9 +43,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(corpus: Path, tmp_path: Path):
     """A tiny recipe on that corpus, with changes."""
 
-    def make(name: str, **changes: object) -> RunConfig:
+    def make(name: str, **changes: object) -> TrainConfig:
         config = RECIPES[f"tiny-{name}"].config
-        quick = {"steps": 12, "batch": 8, "length": 32, "log_every": 4, "valid_every": 0, "save_every": 4, "samples": 0}
+        quick = {
+            "steps": 12,
+            "batch_size": 8,
+            "seq_length": 32,
+            "log_every": 4,
+            "valid_every": 0,
+            "save_every": 4,
+            "valid_samples": 0,
+        }
         base = {"init_from": changes.pop("init_from", None)} if config.init_from else {}
         settings = {"data": corpus, "out": tmp_path / name, **quick, **base, **changes}
         return dataclasses.replace(config, **settings)

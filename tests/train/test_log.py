@@ -1,13 +1,19 @@
 """Metrics reach every sink that was asked for, and a missing one says what to install."""
 
+import dataclasses
 import json
+import shutil
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+from cdlm.train.config import read_config
 from cdlm.train.log import open_log, read_metrics
 from cdlm.train.loop import train
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "trained" / "mdlm"
 
 
 def test_tracked_runs_write_the_same_numbers_everywhere(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +48,23 @@ def test_a_missing_sink_names_its_extra(name: str, recipe, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}[name], None)
     with pytest.raises(ValueError, match=r"\.\[track\]"):
         train(recipe("mdlm", track=(name,)))
+
+
+def test_lines_of_an_earlier_version_have_the_present_names(tmp_path: Path) -> None:
+    """A resumed run may have lines of both versions; the earlier ones are written anew, with the same values."""
+    before = [json.loads(line) for line in (FIXTURE / "metrics.jsonl").read_text().splitlines()]
+    shutil.copytree(FIXTURE, tmp_path / "run")
+    config = dataclasses.replace(read_config(FIXTURE / "run.json"), out=tmp_path / "run")
+    record = open_log(config, from_step=6)
+    record({"step": 9, "kind": "train", "grad_norm": 2.0, "learning_rate": 0.5})
+    after = read_metrics(config.out)
+    assert after == [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    train, valid = ([line for line in before if line["kind"] == kind] for kind in ("train", "valid"))
+    assert [line["grad_norm"] for line in after if "grad_norm" in line] == [*(line["gradient"] for line in train), 2.0]
+    rates = [line["learning_rate"] for line in after if "learning_rate" in line]
+    assert rates == [*(line["lr"] for line in train), 0.5]
+    assert [line["samples"] for line in after if line["kind"] == "valid"] == [line["texts"] for line in valid]
+    assert not {"gradient", "lr", "texts"} & {name for line in after for name in line}
 
 
 def test_resuming_drops_the_lost_future_and_a_torn_line(recipe) -> None:

@@ -15,21 +15,22 @@ from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.data.tokens import open_tokens
 from cdlm.files import alone_in
-from cdlm.methods import METHODS, parse_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import parse_method
 from cdlm.metrics.likelihood import nelbo
 from cdlm.model import pretrained
-from cdlm.model.architecture import Architecture
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import uniform
 from cdlm.train import checkpoint, loop, validation
-from cdlm.train.config import RunConfig, from_json, read_config, to_json
+from cdlm.train.config import TrainConfig, from_json, read_config, to_json
 from cdlm.train.distributed import World
 from cdlm.train.log import read_metrics
 from cdlm.train.loop import check, train
 from cdlm.train.plot import plot_run
 from cdlm.train.recipes import RECIPES
-from cdlm.train.step import learner
+from cdlm.train.step import make_learner
 from cdlm.train.validation import alarm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -76,10 +77,10 @@ def test_golden_curve(name: str, recipe, bases: Path) -> None:
 def test_a_run_that_is_training_can_be_loaded(recipe) -> None:
     config = recipe("mcdlm", steps=4)
     folder = train(config)
-    model = load(config.out)
+    model = load_denoiser(config.out)
     assert model.vocab == 257
     assert model.process is not None
-    assert torch.allclose(load(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
+    assert torch.allclose(load_denoiser(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
     assert (folder / "tokenizer.json").is_file()
 
 
@@ -94,7 +95,7 @@ def test_saved_configuration_starts_the_identical_run(recipe, tmp_path: Path) ->
 
 
 def test_accumulation_does_not_change_the_run(recipe, tmp_path: Path) -> None:
-    one, two = (train(recipe("mcdlm", out=tmp_path / str(n), accumulate=n)) for n in (1, 4))
+    one, two = (train(recipe("mcdlm", out=tmp_path / str(n), grad_accum_steps=n)) for n in (1, 4))
     a, b = (checkpoint.read(path).tensors["online"] for path in (one, two))
     for name in a:
         assert torch.allclose(a[name], b[name], atol=2e-5), name
@@ -103,7 +104,7 @@ def test_accumulation_does_not_change_the_run(recipe, tmp_path: Path) -> None:
 def test_last_and_best_checkpoints_are_kept(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([3.0, 1.0, 2.0, 2.5, 2.6, 2.7])
     monkeypatch.setattr(loop, "validate", lambda *_: {"step": 0, "kind": "valid", "nelbo": next(values)})
-    config = recipe("mdlm", steps=12, save_every=2, valid_every=2, keep=2)
+    config = recipe("mdlm", steps=12, save_every=2, valid_every=2, keep_checkpoints=2)
     train(config)
     assert [step for step, _ in checkpoint.listed(config.out)] == [4, 10, 12]
 
@@ -118,25 +119,25 @@ def test_an_existing_run_is_not_overwritten(recipe) -> None:
 def test_resume_with_other_settings_is_refused_unless_forced(recipe) -> None:
     config = recipe("mdlm", steps=8)
     train(config)
-    changed = dataclasses.replace(config, lr=1e-4, steps=12)
-    with pytest.raises(ValueError, match=r"lr: 0\.002 -> 0\.0001.*--resume force"):
+    changed = dataclasses.replace(config, learning_rate=1e-4, steps=12)
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.002 -> 0\.0001.*--resume force"):
         train(changed, "auto")
     assert train(changed, "force").name == "step-00000012"
 
 
 @pytest.mark.parametrize("where", ["weights", "gradient"])
 def test_not_a_number_stops_the_run_and_names_it(where: str, recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.take_step
+    real = loop.train_step
 
     def poisoned(state, batches, step):
         if step == 6:
             if where == "weights":
                 next(state.denoiser.parameters()).data.fill_(math.nan)
             else:
-                return {**real(state, batches, step), "gradient": torch.tensor(math.inf)}
+                return {**real(state, batches, step), "grad_norm": torch.tensor(math.inf)}
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
+    monkeypatch.setattr(loop, "train_step", poisoned)
     config = recipe("mcdlm")
     with pytest.raises(FloatingPointError, match=r"at step 7: .*last good checkpoint is .*step-00000004"):
         train(config)
@@ -179,8 +180,8 @@ def test_init_from_must_fit(recipe, tmp_path: Path) -> None:
         train(
             recipe("udlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, time_conditioning=True))
         )
-    with pytest.raises(ValueError, match="does not fit: its architecture"):
-        train(recipe("mcdlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, blocks=3)))
+    with pytest.raises(ValueError, match="does not fit: its network"):
+        train(recipe("mcdlm", init_from=base, network=dataclasses.replace(recipe("mdlm").network, num_layers=3)))
     with pytest.raises(ValueError, match="nowhere, which does not exist; train that run first, or name another"):
         train(recipe("mcdlm", init_from=tmp_path / "nowhere"))
 
@@ -214,18 +215,18 @@ def test_a_public_mdlm_checkpoint_can_be_distilled(peers: Path, corpus: Path, re
         ({"method": "mcdm"}, "choose from"),
         ({"method": "sdtt"}, "--init-from"),
         ({"method": "ar"}, "causal"),
-        ({"method": "udlm"}, "told the time"),
-        ({"batch": 10, "accumulate": 3}, "does not divide"),
+        ({"method": "udlm"}, "needs a time-conditioned network"),
+        ({"batch_size": 10, "grad_accum_steps": 3}, "is not divisible"),
         ({"steps": 0}, "at least 1"),
-        ({"length": 1}, "at least 2"),
-        ({"lr": 0.0}, "positive"),
-        ({"average": 1.0}, "decay in"),
+        ({"seq_length": 1}, "at least 2"),
+        ({"learning_rate": 0.0}, "positive"),
+        ({"ema_decay": 1.0}, "ema-decay must be in"),
         ({"valid_every": -1}, "at least 0"),
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(RunConfig(**changes))
+        check(TrainConfig(**changes))
 
 
 def test_missing_data_is_refused(recipe, tmp_path: Path) -> None:
@@ -273,7 +274,9 @@ def test_noise_is_called_drift_only_after_something_was_learned(recipe, monkeypa
         return real(state, method, valid, step, 1.0 if step == 3 else best)  # as if it had been good, once
 
     monkeypatch.setattr(loop, "validate", remembered)
-    config = recipe("mdlm", steps=12, lr=1e-9, samples=2, sample_steps=4, valid_every=2, save_every=12)
+    config = recipe(
+        "mdlm", steps=12, learning_rate=1e-9, valid_samples=2, valid_sample_steps=4, valid_every=2, save_every=12
+    )
     train(config)
     alarms = {line["step"]: line["alarm"] for line in read_metrics(config.out) if line["kind"] == "valid"}
     assert {step for step, said in alarms.items() if said == "uniform drift"} == {4, 8, 10, 12}
@@ -284,7 +287,7 @@ def test_noise_is_called_drift_only_after_something_was_learned(recipe, monkeypa
 def test_the_best_checkpoint_is_kept_whenever_it_was_found(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([3.0, 1.0, 2.0, 2.5])
     monkeypatch.setattr(loop, "validate", lambda *_: {"step": 0, "kind": "valid", "nelbo": next(values)})
-    config = recipe("mdlm", steps=12, save_every=12, valid_every=3, keep=1)
+    config = recipe("mdlm", steps=12, save_every=12, valid_every=3, keep_checkpoints=1)
     train(config)
     assert [step for step, _ in checkpoint.listed(config.out)] == [6, 12]
 
@@ -306,7 +309,7 @@ def test_even_a_forced_resume_needs_the_same_network_and_target(recipe) -> None:
     train(config)
     saved = (config.out / "run.json").read_bytes()
     with pytest.raises(ValueError, match="of another network"):
-        train(dataclasses.replace(config, network=dataclasses.replace(config.network, hidden=32)), "force")
+        train(dataclasses.replace(config, network=dataclasses.replace(config.network, hidden_size=32)), "force")
     with pytest.raises(ValueError, match="has a target network"):
         train(dataclasses.replace(config, method="mcdlm"), "force")
     assert (config.out / "run.json").read_bytes() == saved
@@ -343,7 +346,7 @@ def test_weights_of_duo_lose_their_extra_id(recipe, tmp_path: Path) -> None:
     config = recipe("udlm", steps=4)
     given = Denoiser(config.network, uniform(258))
     torch.nn.init.normal_(given.backbone.vocab_embed.embedding)
-    save(given, tmp_path / "duo")
+    save_denoiser(given, tmp_path / "duo")
     network, _, _ = loop.build(dataclasses.replace(config, init_from=tmp_path / "duo"), 257, torch.device("cpu"))
     assert torch.equal(network.backbone.vocab_embed.embedding, given.backbone.vocab_embed.embedding[:257])
 
@@ -364,18 +367,28 @@ def test_choices_that_cannot_be_meant_are_refused(spec: str, message: str) -> No
         parse_method(spec)
 
 
-@pytest.mark.parametrize("field", [{"heads": 0}, {"blocks": 0}, {"hidden": 0}, {"dropout": 1.0}, {"absolute": -1}])
-def test_networks_that_cannot_be_built_are_refused(field: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Architecture(**field)
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"num_heads": 0}, r"num_heads must be at least 1 \(got 0\)"),
+        ({"num_layers": 0}, r"num_layers must be at least 1 \(got 0\)"),
+        ({"hidden_size": 0}, r"hidden_size must be at least 1 \(got 0\)"),
+        ({"cond_dim": 0}, r"cond_dim must be at least 1 \(got 0\)"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\) \(got 1.0\)"),
+        ({"position_embeddings": -1}, r"position_embeddings must be at least 0 \(got -1\)"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_refused(field: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NetworkConfig(**field)
 
 
 def test_data_without_a_valid_split_trains_without_validation(
     recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat sees fish. " * 40)
-    prepare(PrepareConfig((str(tmp_path / "text.txt"),), tmp_path / "tokens", length=32, valid_share=0))
-    config = recipe("mcdlm", data=tmp_path / "tokens", steps=4, valid_every=2, samples=1)
+    prepare(PrepareConfig((str(tmp_path / "text.txt"),), tmp_path / "tokens", seq_length=32, valid_fraction=0))
+    config = recipe("mcdlm", data=tmp_path / "tokens", steps=4, valid_every=2, valid_samples=1)
     assert train(config).name == "step-00000004"
     assert "no validation" in capsys.readouterr().out
     assert {line["kind"] for line in read_metrics(config.out)} == {"train"}
@@ -387,19 +400,19 @@ def test_validation_does_not_depend_on_the_number_of_processes(
     size: int, recipe, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All batches, a shorter one at the end, and every sequence counts once."""
-    config = recipe("mdlm", batch=24, valid_batches=100)
+    config = recipe("mdlm", batch_size=24, valid_batches=100)
     network, method, objective = loop.build(config, 257, torch.device("cpu"))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
     valid = open_tokens(corpus, "valid")
-    batches = list(enumerate(valid.validation(config.batch, config.length)))
+    batches = list(enumerate(valid.validation(config.batch_size, config.seq_length)))
     assert 3 < len(batches) < 8
-    assert len(batches[-1][1]) < config.batch
+    assert len(batches[-1][1]) < config.batch_size
     found = []
-    monkeypatch.setattr(validation, "mean", lambda values, world: found.append(values) or values)
-    state = learner(config, network, objective, World())
+    monkeypatch.setattr(validation, "mean_over_ranks", lambda values, world: found.append(values) or values)
+    state = make_learner(config, network, objective, World())
     for rank in range(size):
         validation.validate(dataclasses.replace(state, world=World(rank, size)), method, valid, 0)
     sums, count = torch.stack(found).sum(0)
-    assert count == valid.blocks(config.length)
-    assert float(sums / count) == pytest.approx(nelbo(state.average, batches, config.seed), rel=1e-6)
+    assert count == valid.blocks(config.seq_length)
+    assert float(sums / count) == pytest.approx(nelbo(state.ema, batches, config.seed), rel=1e-6)

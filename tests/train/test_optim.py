@@ -7,27 +7,27 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.train import checkpoint
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
-from cdlm.train.optim import descend
-from cdlm.train.step import learner
+from cdlm.train.optim import optimizer_step
+from cdlm.train.step import make_learner
 
 from .test_resume import assert_same_bits
 
-SHAPE = dataclasses.replace(SIZES["tiny"], absolute=8, tied=True)
+SHAPE = dataclasses.replace(SIZES["tiny"], position_embeddings=8, tie_embeddings=True)
 MATRICES = {"attn_qkv.weight", "attn_out.weight", "mlp.0.weight", "mlp.2.weight"}
 
 
 def start(optimizer: str, **more):
     torch.manual_seed(0)
     process = masked(11)
-    config = RunConfig("mdlm", network=SHAPE, optimizer=optimizer, lr=0.01, dtype="float32", **more)
+    config = TrainConfig("mdlm", network=SHAPE, optimizer=optimizer, learning_rate=0.01, dtype="float32", **more)
     net = Denoiser(SHAPE, process)
-    return learner(config, net, METHODS["mdlm"](process, 10), None)
+    return make_learner(config, net, METHODS["mdlm"](process, 10), None)
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
@@ -35,7 +35,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     names = {parameter: name for name, parameter in state.denoiser.named_parameters()}
     muon, adamw = ([names[p] for p in one.param_groups[0]["params"]] for one in state.optimizers)
     assert {name.split(".", 3)[3] for name in muon} == MATRICES
-    assert len(muon) == len(MATRICES) * SHAPE.blocks
+    assert len(muon) == len(MATRICES) * SHAPE.num_layers
     assert sorted(muon + adamw) == sorted(names.values())
     (alone,) = start("adamw").optimizers
     assert len(alone.param_groups[0]["params"]) == len(names)
@@ -50,7 +50,7 @@ def test_a_step_of_muon_is_orthogonal_and_as_large_as_one_of_adamw() -> None:
         if parameter.ndim == 2:  # directions that differ tenfold in size
             u, s, v = torch.linalg.svd(torch.randn_like(parameter), full_matrices=False)
             parameter.grad = u @ torch.diag(torch.logspace(0, -1, len(s))) @ v
-    descend(state.optimizers, 0.01)
+    optimizer_step(state.optimizers, 0.01)
     for name, parameter in state.denoiser.named_parameters():
         moved = before[name] - parameter.detach()
         assert parameter.grad is None
@@ -66,7 +66,7 @@ def test_decay_shrinks_what_has_no_gradient() -> None:
     before = {name: parameter.detach().clone() for name, parameter in state.denoiser.named_parameters()}
     for parameter in state.denoiser.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    descend(state.optimizers, 0.01)
+    optimizer_step(state.optimizers, 0.01)
     for name, parameter in state.denoiser.named_parameters():
         assert torch.allclose(parameter, before[name] * (1 - 0.01 * 0.5)), name
 
@@ -91,5 +91,5 @@ def test_another_optimiser_is_named_even_when_forced(recipe, tmp_path: Path) -> 
 
 
 def test_shards_are_refused() -> None:
-    with pytest.raises(ValueError, match="whole matrices"):
-        RunConfig("mdlm", optimizer="muon", parallel="fsdp")
+    with pytest.raises(ValueError, match="full matrices"):
+        TrainConfig("mdlm", optimizer="muon", parallel="fsdp")

@@ -44,9 +44,9 @@ def assert_close(one: Path, other: Path) -> None:
 )
 def test_two_processes_equal_one(parallel: str, accumulate: int, recipe, tmp_path: Path) -> None:
     """MCDLM-PPLOptimized passes through its switch, with target copies, in these few steps."""
-    config = recipe("mcdlm-pplopt", steps=9, samples=1)
+    config = recipe("mcdlm-pplopt", steps=9, valid_samples=1)
     alone = train(dataclasses.replace(config, out=tmp_path / "alone"))
-    config = dataclasses.replace(config, out=tmp_path / "two", parallel=parallel, accumulate=accumulate)
+    config = dataclasses.replace(config, out=tmp_path / "two", parallel=parallel, grad_accum_steps=accumulate)
     assert_close(alone, run_in_two(config, tmp_path / "two.json"))
 
 
@@ -55,14 +55,14 @@ def test_a_checkpoint_resumes_under_another_layout(parallel: str, recipe, tmp_pa
     """Begun by one process, ended by two: the same weights as one process all along."""
     config = recipe("mcdlm", out=tmp_path / "moving")
     alone = train(dataclasses.replace(config, out=tmp_path / "alone"))
-    real = loop.take_step
+    real = loop.train_step
 
     def breaks(state, batches, step):
         if step == 6:
             raise RuntimeError("the machine dies")
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", breaks)
+    monkeypatch.setattr(loop, "train_step", breaks)
     with pytest.raises(RuntimeError, match="dies"):
         train(config)
     last = run_in_two(dataclasses.replace(config, parallel=parallel), tmp_path / "two.json", "--resume", "auto")

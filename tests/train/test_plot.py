@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdlm.methods import parse_method
+from cdlm.methods.spec import parse_method
 from cdlm.train import plot
 from cdlm.train.loop import train
 from cdlm.train.plot import plot_run, plot_schedules
@@ -46,6 +46,11 @@ def test_schedules_of_ucdlm_are_the_papers() -> None:
         assert found.terms[1].share(step / 150_000) == 0.4
 
 
+def test_a_run_of_an_earlier_version_is_drawn(tmp_path: Path) -> None:
+    run = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "trained" / "mcdlm"
+    assert plot_run(run, tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", ["mcdlm-pplopt", "ucdlm", "sdtt", "mdlm"])
 def test_schedules_are_drawn(name: str, tmp_path: Path) -> None:
     path = plot_schedules(RECIPES[f"tiny-{name}"].config, name, tmp_path / "new" / "schedules.png")
@@ -61,7 +66,7 @@ def test_lambda_is_drawn_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_drawn(recipe) -> None:
-    config = recipe("mcdlm", samples=1, valid_every=6)
+    config = recipe("mcdlm", valid_samples=1, valid_every=6)
     train(config)
     assert plot_run(config.out, config.out / "curves.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="is it the folder of a run"):

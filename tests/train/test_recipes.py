@@ -13,9 +13,9 @@ from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import load, save
+from cdlm.model.pretrained import load_denoiser, save_denoiser
 from cdlm.process import masked
-from cdlm.train.config import RunConfig
+from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
 from cdlm.train.optim import learning_rate
 from cdlm.train.recipes import CAUSAL, RECIPES, SLUGS, TIME_CONDITIONED
@@ -35,7 +35,7 @@ def test_the_zoo_has_a_pair_that_differs_in_the_objective_of_its_end_alone() -> 
     base, one, other = (RECIPES[name].config for name in ZOO)
     assert dataclasses.replace(one, method=other.method, out=other.out) == other
     assert one.init_from == other.init_from == base.out
-    assert (base.steps + one.steps) * one.batch * one.length > 1_000_000_000
+    assert (base.steps + one.steps) * one.batch_size * one.seq_length > 1_000_000_000
     assert other.method == RECIPES["small-mcdlm-guided"].config.method
 
 
@@ -51,24 +51,24 @@ def test_parameters_and_bytes_by_hand(name: str, tmp_path: Path) -> None:
     assert net.count() == blocks * block + ends + level == 17_761_056
     assert net.count() <= 18_000_000
     assert estimate(config, vocab=vocab).parameters == net.count()
-    folder = save(net, tmp_path / name, torch.bfloat16, part=15_000_000)
+    folder = save_denoiser(net, tmp_path / name, torch.bfloat16, part=15_000_000)
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert len(sizes) == 3
     assert max(sizes) < 16_000_000
     assert sum(sizes) < 36_000_000
-    assert load(folder).count() == net.count()
+    assert load_denoiser(folder).count() == net.count()
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
-    config = RunConfig(steps=100, lr=2.0, warmup=0.1, cooldown=0.4)
+    config = TrainConfig(steps=100, learning_rate=2.0, warmup_ratio=0.1, cooldown_ratio=0.4)
     rates = [learning_rate(config, step) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * (k + 1) for k in range(10)])
     assert rates[9:61] == pytest.approx([2.0] * 52)
     assert rates[61:] == pytest.approx([2.0 * (39 - k) / 40 for k in range(39)])
-    held = dataclasses.replace(config, cooldown=0.0)
+    held = dataclasses.replace(config, cooldown_ratio=0.0)
     assert [learning_rate(held, step) for step in range(10, 100)] == [2.0] * 90
-    with pytest.raises(ValueError, match="--cooldown shares of the run"):
-        dataclasses.replace(config, cooldown=1.5)
+    with pytest.raises(ValueError, match="--cooldown-ratio is a fraction of the run"):
+        dataclasses.replace(config, cooldown_ratio=1.5)
 
 
 def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
@@ -77,22 +77,29 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(text)
     prepare(
         PrepareConfig(
-            (str(tmp_path / "text.txt"),), tmp_path / "data", train_vocab=300, packing="sentences", length=32
+            (str(tmp_path / "text.txt"),), tmp_path / "data", train_vocab_size=300, packing="sentences", seq_length=32
         ),
         Console(quiet=True),
     )
     runs = []
     for name in ("zoo-base", "zoo-mcdlm-guided"):
         config = RECIPES[name].config
-        network = dataclasses.replace(config.network, hidden=32, blocks=2, heads=2, absolute=32)
-        quick = {"batch": 16, "length": 32, "device": "cpu", "dtype": "float32", "compile": False, "lr": 1e-2}
+        network = dataclasses.replace(config.network, hidden_size=32, num_layers=2, num_heads=2, position_embeddings=32)
+        quick = {
+            "batch_size": 16,
+            "seq_length": 32,
+            "device": "cpu",
+            "dtype": "float32",
+            "compile": False,
+            "learning_rate": 1e-2,
+        }
         start = runs[-1].out if runs else None
         place = {"data": tmp_path / "data", "out": tmp_path / name, "init_from": start}
-        runs.append(dataclasses.replace(config, **place, **quick, network=network, steps=30, samples=1))
+        runs.append(dataclasses.replace(config, **place, **quick, network=network, steps=30, valid_samples=1))
         train(runs[-1])
     run = runs[-1]
     model = cdlm.load(run.out, "cpu")
     assert model.bos_framed
-    assert model.denoiser.shape.tied
+    assert model.denoiser.config.tie_embeddings
     written = model.sample(num=4, steps=32, seed=0)
     assert sum(text.token_ids[0] == model.tokenizer.bos for text in written) >= 3

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cdlm.train import checkpoint
-from cdlm.train.config import RunConfig, to_json
+from cdlm.train.config import TrainConfig, to_json
 from cdlm.train.loop import train
 
 from .conftest import launch
@@ -20,7 +20,7 @@ from .conftest import launch
 PARTS = ("model", "online", "target", "optimizer")
 
 
-def write_config(config: RunConfig, path: Path) -> Path:
+def write_config(config: TrainConfig, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(to_json(config)))
     return path
@@ -37,7 +37,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
                 assert a[name].equal(b[name]), f"{part}: {name}"
 
 
-def finish_through_kills(config: RunConfig, path: Path, kills: int, seed: int, number: int = signal.SIGKILL) -> None:
+def finish_through_kills(config: TrainConfig, path: Path, kills: int, seed: int, number: int = signal.SIGKILL) -> None:
     """Kill a run at random moments while it trains, resuming it each time, until it has been killed that often."""
     draw = random.Random(seed)
     metrics = config.out / "metrics.jsonl"
@@ -60,7 +60,7 @@ def finish_through_kills(config: RunConfig, path: Path, kills: int, seed: int, n
 
 
 def test_killed_twice_equals_uninterrupted(recipe, tmp_path: Path) -> None:
-    config = recipe("mcdlm", steps=100, log_every=2, save_every=5, valid_every=50, samples=1)
+    config = recipe("mcdlm", steps=100, log_every=2, save_every=5, valid_every=50, valid_samples=1)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"))
     finish_through_kills(config, write_config(config, tmp_path / "run.json"), kills=2, seed=1)
     assert_same_bits(whole, checkpoint.latest(config.out))
@@ -110,17 +110,17 @@ def test_resume_in_halves_equals_the_whole(name: str, recipe, tmp_path: Path, mo
     config = recipe(name, out=tmp_path / "halves")
     from cdlm.train import loop
 
-    real = loop.take_step
+    real = loop.train_step
 
     def breaks(state, batches, step):
         if step == 9:
             raise RuntimeError("the machine dies")
         return real(state, batches, step)
 
-    monkeypatch.setattr(loop, "take_step", breaks)
+    monkeypatch.setattr(loop, "train_step", breaks)
     with pytest.raises(RuntimeError, match="dies"):
         train(config)
-    monkeypatch.setattr(loop, "take_step", real)
+    monkeypatch.setattr(loop, "train_step", real)
     assert [step for step, _ in checkpoint.listed(config.out)] == [4, 8]
     assert_same_bits(whole, train(config, "auto"))
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from cdlm.files import digest, sealed
-from cdlm.model.architecture import SIZES
+from cdlm.model.config import RENAMED_NETWORK, SIZES
 from cdlm.train import checkpoint, loop
-from cdlm.train.config import RunConfig, migrate, to_json
+from cdlm.train.config import RENAMED, TrainConfig, migrate, read_config, to_json
 from cdlm.train.loop import train
 
 from .test_parallel import assert_close, run_in_two
 from .test_resume import assert_same_bits
 
-TIED = dataclasses.replace(SIZES["tiny"], tied=True)
+TIED = dataclasses.replace(SIZES["tiny"], tie_embeddings=True)
 
 
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
@@ -27,8 +27,8 @@ def test_two_processes_equal_one(parallel: str, recipe, tmp_path: Path) -> None:
     assert_close(alone, run_in_two(two, tmp_path / "two.json"))
 
 
-def stopped_at(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.take_step
+def stopped_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop.train_step
 
     def breaks(state, batches, now):
         if now == step:
@@ -36,7 +36,7 @@ def stopped_at(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) ->
         return real(state, batches, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", breaks)
+        patch.setattr(loop, "train_step", breaks)
         with pytest.raises(RuntimeError, match="dies"):
             train(config)
 
@@ -56,7 +56,7 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
     stopped_at(6, config, monkeypatch)
     last = checkpoint.latest(config.out)
     model, state = (json.loads((last / name).read_text()) for name in ("config.json", "state.json"))
-    del model["architecture"]["tied"], state["run"]["network"]["tied"], state["seal"]
+    del model["network"]["tie_embeddings"], state["run"]["network"]["tie_embeddings"], state["seal"]
     (last / "config.json").write_text(json.dumps(model))
     state["files"]["config.json"] = digest(last / "config.json")
     (last / "state.json").write_text(json.dumps(sealed(state)))
@@ -64,26 +64,49 @@ def test_a_run_of_an_earlier_version_goes_on(recipe, tmp_path: Path, monkeypatch
 
 
 def test_settings_are_completed_with_defaults() -> None:
-    now = to_json(RunConfig())
-    old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tied"}}
+    now = to_json(TrainConfig())
+    old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tie_embeddings"}}
     assert migrate(old) == now
     with pytest.raises(ValueError, match="'network' takes an object"):
         migrate({"network": "nonsense"})
 
 
-@pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(RunConfig())["network"], "depth": 3}}])
+def test_settings_of_an_earlier_version_have_the_present_names() -> None:
+    """Every setting of fef84f3 arrives with its value, on both ways in."""
+    path = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "trained" / "mdlm" / "run.json"
+    before = json.loads(path.read_text())
+    after = migrate(before)
+    assert after == to_json(read_config(path))
+    network = before.pop("network")
+    assert {RENAMED.get(name, name): value for name, value in before.items()} == {
+        name: value for name, value in after.items() if name not in ("network", "prior")
+    }
+    assert {RENAMED_NETWORK.get(name, name): value for name, value in network.items()} == after["network"]
+    assert after["prior"] == "auto"
+    assert not (RENAMED.keys() & after.keys())
+    assert not (RENAMED_NETWORK.keys() & after["network"].keys())
+    assert set(RENAMED.values()) <= after.keys()
+    assert set(RENAMED_NETWORK.values()) <= after["network"].keys()
+
+
+def test_a_setting_under_both_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'lr' is the former name of 'learning_rate'; give only the latter"):
+        migrate({**to_json(TrainConfig()), "lr": 0.1})
+
+
+@pytest.mark.parametrize("values", [{"ema": 0.9}, {"network": {**to_json(TrainConfig())["network"], "depth": 3}}])
 def test_settings_of_no_version_are_errors(values: dict[str, object]) -> None:
     """Resuming never drops a setting that it does not know, and never takes today's default in its place."""
-    now = to_json(RunConfig())
+    now = to_json(TrainConfig())
     with pytest.raises(ValueError, match="unknown setting"):
         migrate({**now, **values})
 
 
 def test_settings_that_every_version_had_must_be_there() -> None:
     """A checkpoint without its learning rate does not get today's default."""
-    now = to_json(RunConfig())
-    with pytest.raises(ValueError, match="settings are missing: lr"):
-        migrate({name: value for name, value in now.items() if name != "lr"})
+    now = to_json(TrainConfig())
+    with pytest.raises(ValueError, match="settings are missing: learning_rate"):
+        migrate({name: value for name, value in now.items() if name != "learning_rate"})
 
 
 def test_another_kind_of_head_is_another_network(recipe, monkeypatch) -> None:

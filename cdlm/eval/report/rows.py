@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cdlm.eval.config import ROBUST_SAMPLES
 from cdlm.eval.results import ResultRow, read_rows
-from cdlm.methods import METHODS, SEARCH, split_method
+from cdlm.methods import METHODS
+from cdlm.methods.spec import SEARCH, split_method
 from cdlm.sample.settings import DEFAULTS, SPECS, Settings, implied_sampler
 
 DISTILLED_NAMES = {

@@ -13,20 +13,20 @@ export class ServerError extends Error {
   }
 }
 
-async function ask(path, options = {}) {
+async function send(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { ...options, headers: { ...headers(), ...options.headers } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server does not answer. Is it still running?", 0);
+    throw new ServerError("The server does not respond. Is it still running?", 0);
   }
   if (response.ok) return response;
   let message = `The server answered ${response.status} ${response.statusText}`;
   try {
     message = (await response.json()).error.message;
   } catch {
-    // Not our JSON: the status has to do.
+    // Not JSON of this service: the status has to suffice.
   }
   const wait = response.headers.get("Retry-After");
   if (wait) message += ` (try again in ${wait} s)`;
@@ -34,12 +34,17 @@ async function ask(path, options = {}) {
 }
 
 export async function get(path) {
-  return (await ask(path)).json();
+  return (await send(path)).json();
+}
+
+export async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
 }
 
 /** Yields {event, data} until the server closes the stream; an `error` event is thrown. */
 export async function* stream(path, body, signal) {
-  const response = await ask(path, {
+  const response = await send(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", Accept: "text/event-stream" },
     body: JSON.stringify({ ...body, stream: true }),

@@ -1,47 +1,46 @@
-// One column: a model, the text it writes, token by token, and the marks that send tokens back to it.
+// One column: a model, its sample token by token, and the selection of tokens to generate again.
 
 import { cancelJob, stream } from "./api.js";
-import { Story } from "./story.js";
+import { Timeline } from "./timeline.js";
 
-const WHY_NOT = "No marking here: this model writes from left to right, and cannot fill in the middle.";
-const MASK_WIDTH = 4; // characters, while nobody knows what will stand there
+const AUTOREGRESSIVE = "An autoregressive model cannot regenerate tokens within a text.";
+const MASK_WIDTH = 4; // characters, while it is not known what will stand there
 
 export class Column {
-  /** `changed()` is called when a column starts, stops or is marked; `chosen(column)` when it has another model; `rewrite(column)` by its button. */
-  constructor(index, models, { changed, chosen, rewrite }) {
+  /** `onChange()` is called when a column starts or stops, `onModelChange()` for another model, `onRegenerate(column)` by its button. */
+  constructor(index, models, { onChange, onModelChange, onRegenerate }) {
     this.root = document.getElementById("column").content.firstElementChild.cloneNode(true);
     this.root.dataset.testid = `column-${index}`;
     this.models = models;
-    this.changed = changed;
-    this.story = null;
+    this.onChange = onChange;
+    this.timeline = null;
     this.at = 0;
-    this.choice = null; // the finished text, as the server gave it
-    this.marked = new Set();
-    this.rewrites = 0;
+    this.choice = null; // the finished sample, as the server gave it
+    this.selected = new Set();
+    this.regenerations = 0;
     this.spans = [];
     this.entries = []; // what each span shows now
     this.fresh = [];
 
-    this.select = this.part("model");
-    this.select.id = `model-${index}`;
-    this.root.querySelector("label").htmlFor = this.select.id;
-    for (const model of models) this.select.append(new Option(describe(model), model.id));
-    this.select.selectedIndex = Math.min(index, models.length - 1);
-    this.select.addEventListener("change", () => {
+    this.menu = this.part("model");
+    this.menu.id = `model-${index}`;
+    this.root.querySelector("label").htmlFor = this.menu.id;
+    for (const model of models) this.menu.append(new Option(modelLabel(model), model.id));
+    this.menu.selectedIndex = Math.min(index, models.length - 1);
+    this.menu.addEventListener("change", () => {
       this.clear();
-      chosen(this);
-      changed();
+      onModelChange();
     });
 
     this.text = this.part("text");
-    this.text.setAttribute("aria-label", `Text ${index + 1}`);
+    this.text.setAttribute("aria-label", `Sample ${index + 1}`);
     this.text.addEventListener("click", (event) => this.onClick(event));
     this.text.addEventListener("mousedown", (event) => {
-      if (event.shiftKey && this.editable) event.preventDefault(); // marks a range, selects no text
+      if (event.shiftKey && this.editable) event.preventDefault(); // selects a range of tokens, no text
     });
     this.text.addEventListener("keydown", (event) => this.onKey(event));
-    this.part("rewrite").addEventListener("click", () => rewrite(this));
-    this.part("unmark").addEventListener("click", () => this.unmark());
+    this.part("regenerate").addEventListener("click", () => onRegenerate(this));
+    this.part("unselect").addEventListener("click", () => this.unselect());
     this.clear();
   }
 
@@ -50,17 +49,17 @@ export class Column {
   }
 
   get model() {
-    return this.models.find((model) => model.id === this.select.value);
+    return this.models.find((model) => model.id === this.menu.value);
   }
 
   get busy() {
     return this.controller !== undefined;
   }
 
-  /** Back to an empty page, which shows what is to come. */
+  /** Back to an empty page. */
   clear() {
     this.cancel();
-    this.story = null;
+    this.timeline = null;
     this.choice = null;
     this.reset();
     const blanks = Array.from({ length: 48 }, (_, i) => {
@@ -77,41 +76,41 @@ export class Column {
 
   reset() {
     this.at = 0;
-    this.marked.clear();
+    this.selected.clear();
     this.spans = [];
     this.entries = [];
     this.fresh = [];
     this.text.replaceChildren();
   }
 
-  // Writing
+  // Generating
 
-  /** Streams one text. The old one stays until the new one begins. Resolves to whether it was finished. */
-  async run(path, body, expected) {
+  /** Streams one sample. The old one stays until the new one begins. Resolves to whether it was finished. */
+  async run(path, body, expectedSteps, summary) {
     this.cancel();
     const controller = new AbortController();
     this.controller = controller;
     let begun = false;
     this.setState("waiting", "waiting");
     this.refresh();
-    this.changed();
+    this.onChange();
     try {
       for await (const { event, data } of stream(path, body, controller.signal)) {
         if (event === "start") {
           this.job = data.id;
-          this.setState("waiting", data.position > 0 ? `waiting, ${data.position} before it` : "waiting");
+          this.setState("waiting", data.queue_position > 0 ? `waiting, ${data.queue_position} ahead` : "waiting");
         } else if (event === "frame") {
-          if (!begun) this.begin(new Story(expected));
+          if (!begun) this.begin(new Timeline(expectedSteps), summary);
           begun = true;
-          this.story.add(data, data.texts[0]);
-          this.showStats({ evaluations: data.evaluations[0], seconds: data.seconds });
+          this.timeline.add(data, data.samples[0]);
+          this.showStats({ nfe: data.nfe[0], seconds: data.seconds });
           if (data.step === 0) this.show(0);
         } else if (event === "done") {
-          if (!begun) this.begin(new Story(expected));
+          if (!begun) this.begin(new Timeline(expectedSteps), summary);
           this.finish(data);
         }
       }
-      if (!this.choice) throw new Error("The connection ended before the text was finished.");
+      if (!this.choice) throw new Error("The connection ended before the sample was finished.");
       this.setState("done", "");
       return true;
     } catch (error) {
@@ -125,26 +124,27 @@ export class Column {
       if (this.controller === controller) {
         this.controller = this.job = undefined;
         this.refresh();
-        this.changed();
+        this.onChange();
       }
     }
   }
 
-  begin(story) {
-    this.story = story;
+  begin(timeline, summary) {
+    this.timeline = timeline;
+    this.setSummary(summary);
     this.choice = null;
     this.reset();
-    this.setState("running", "writing …");
+    this.setState("running", "generating …");
     this.refresh();
-    this.changed();
+    this.onChange();
   }
 
   finish({ choices, usage }) {
     this.choice = choices[0];
-    this.story.finish(this.choice.pieces);
+    this.timeline.finish(this.choice.pieces);
     this.entries = []; // the scale of colours may have changed with the number of steps
     this.show(this.at);
-    this.showStats({ evaluations: this.choice.evaluations, seconds: usage.seconds, entropy: this.choice.entropy });
+    this.showStats({ nfe: this.choice.nfe, seconds: usage.seconds, entropy: this.choice.entropy });
   }
 
   cancel() {
@@ -157,21 +157,21 @@ export class Column {
 
   show(at) {
     const step = Math.floor(at);
-    const over = this.choice && step >= this.story.last;
+    const finished = this.choice && step >= this.timeline.last;
     this.at = at;
     for (const span of this.fresh) span.classList.remove("fresh");
     this.fresh = [];
-    for (let i = 0; i < this.story.length; i++) {
-      const entry = this.story.entry(i, step);
+    for (let i = 0; i < this.timeline.length; i++) {
+      const entry = this.timeline.entry(i, step);
       const span = (this.spans[i] ??= this.newSpan(i));
       if (entry !== this.entries[i]) this.dress(span, i, entry);
       this.entries[i] = entry;
-      if (!over && entry?.since === step && step > 0 && entry.piece !== null) {
+      if (!finished && entry?.since === step && step > 0 && entry.piece !== null) {
         span.classList.add("fresh");
         this.fresh.push(span);
       }
     }
-    for (const span of this.spans.splice(this.story.length)) span.remove();
+    for (const span of this.spans.splice(this.timeline.length)) span.remove();
     const editable = this.editable;
     if (this.text.classList.contains("editable") !== editable) this.refresh();
   }
@@ -186,7 +186,7 @@ export class Column {
   }
 
   dress(span, position, entry) {
-    span.hidden = entry === undefined;
+    span.hidden = !entry || (entry.given && entry.piece === ""); // BOS and EOS padding are not part of the text
     if (!entry) return;
     const { piece, probability, since, given } = entry;
     const masked = piece === null;
@@ -196,34 +196,39 @@ export class Column {
     span.classList.toggle("given", given);
     span.classList.toggle("noise", !masked && !given && since === 0);
     span.classList.toggle("unknown", !masked && since > 0 && probability === null);
-    span.style.setProperty("--when", this.story.when(entry).toFixed(3));
+    span.style.setProperty("--when", this.timeline.when(entry).toFixed(3));
     span.style.setProperty("--sure", (probability ?? 0).toFixed(3));
-    span.style.setProperty("--chars", masked ? Math.max(1, this.story.future(position, entry)?.length ?? MASK_WIDTH) : 0);
-    span.title = explain(entry, this.story.total);
+    span.style.setProperty("--chars", masked ? Math.max(1, this.timeline.future(position, entry)?.length ?? MASK_WIDTH) : 0);
+    span.title = tooltip(entry, this.timeline.total);
   }
 
-  showStats({ evaluations, seconds, entropy } = {}) {
-    this.part("nfe").textContent = number(evaluations, 0);
+  showStats({ nfe, seconds, entropy } = {}) {
+    this.part("nfe").textContent = number(nfe, 0);
     this.part("seconds").textContent = number(seconds, 2);
     this.part("entropy").textContent = entropy == null ? "–" : `${number(entropy, 2)} nats`;
   }
 
-  setState(state, words) {
+  setState(state, label) {
     this.root.dataset.state = state;
-    this.part("state").textContent = words;
+    this.part("state").textContent = label;
   }
 
-  // Marking
+  /** The settings of the sample, or of the next one while there is none. */
+  setSummary(summary) {
+    this.part("summary").textContent = summary;
+  }
 
-  /** Tokens can be marked once the text is finished and its end is shown. */
+  // Selecting
+
+  /** Tokens can be selected once the sample is finished and its end is shown. */
   get editable() {
-    return Boolean(this.choice) && !this.busy && this.model.process !== "none" && this.at >= this.story.last;
+    return Boolean(this.choice) && !this.busy && this.model.process !== "none" && this.at >= this.timeline.last;
   }
 
   refresh() {
-    const why = this.model.process === "none" ? WHY_NOT : null;
+    const obstacle = this.model.process === "none" ? AUTOREGRESSIVE : null;
     const editable = this.editable;
-    const rewrite = this.part("rewrite");
+    const regenerate = this.part("regenerate");
     this.text.classList.toggle("editable", editable);
     this.text.setAttribute("aria-busy", this.busy);
     this.text.setAttribute("role", editable ? "listbox" : "group");
@@ -236,31 +241,31 @@ export class Column {
     }
     const stop = this.spans.find((span) => span.tabIndex === 0) ?? this.spans[0];
     this.spans.forEach((span, i) => {
-      span.classList.toggle("marked", this.marked.has(i));
+      span.classList.toggle("selected", this.selected.has(i));
       if (editable) {
         span.tabIndex = span === stop ? 0 : -1;
         span.setAttribute("role", "option");
-        span.setAttribute("aria-selected", this.marked.has(i));
+        span.setAttribute("aria-selected", this.selected.has(i));
       } else {
         for (const name of ["tabindex", "role", "aria-selected"]) span.removeAttribute(name);
       }
     });
-    const count = this.marked.size;
-    rewrite.disabled = !editable || count === 0;
-    rewrite.title = why ?? (count ? "" : "Mark tokens first, by clicking them or by Enter");
-    rewrite.textContent = count ? `Rewrite the marked tokens (${count})` : "Rewrite the marked tokens";
-    this.part("unmark").hidden = !editable || count === 0;
-    this.part("hint").classList.toggle("whole", Boolean(why));
-    this.part("hint").textContent = why ?? (editable && count === 0 ? "Click words you do not like." : "");
+    const count = this.selected.size;
+    regenerate.disabled = !editable || count === 0;
+    regenerate.title = obstacle ?? (count ? "" : "Select tokens first, by clicking them or by Enter");
+    regenerate.textContent = count ? `Regenerate selected tokens (${count})` : "Regenerate selected tokens";
+    this.part("unselect").hidden = !editable || count === 0;
+    this.part("hint").classList.toggle("whole", Boolean(obstacle));
+    this.part("hint").textContent = obstacle ?? (editable && count === 0 ? "Click tokens to select them." : "");
   }
 
-  mark(position, on) {
-    if (on) this.marked.add(position);
-    else this.marked.delete(position);
+  select(position, on) {
+    if (on) this.selected.add(position);
+    else this.selected.delete(position);
   }
 
-  unmark() {
-    this.marked.clear();
+  unselect() {
+    this.selected.clear();
     this.refresh();
     this.spans.find((span) => span.tabIndex === 0)?.focus();
   }
@@ -269,10 +274,10 @@ export class Column {
     const span = event.target.closest(".token");
     if (!span || !this.editable) return;
     const position = Number(span.dataset.position);
-    const on = !this.marked.has(position);
+    const on = !this.selected.has(position);
     // With Shift, everything from the last clicked token to this one.
     const from = event.shiftKey && this.anchor < this.spans.length ? this.anchor : position;
-    for (let i = Math.min(from, position); i <= Math.max(from, position); i++) this.mark(i, from === position ? on : true);
+    for (let i = Math.min(from, position); i <= Math.max(from, position); i++) this.select(i, from === position ? on : true);
     this.anchor = position;
     this.focus(span);
     this.refresh();
@@ -291,7 +296,7 @@ export class Column {
       End: () => this.spans.at(-1),
     };
     if (event.key === "Enter" || event.key === " ") {
-      this.mark(position, !this.marked.has(position));
+      this.select(position, !this.selected.has(position));
       this.anchor = position;
       this.refresh();
     } else if (event.key in goals) {
@@ -325,15 +330,15 @@ export class Column {
   }
 }
 
-function describe({ id, process, parameters }) {
+function modelLabel({ id, process, num_parameters: parameters }) {
   const size = parameters >= 1e6 ? `${Math.round(parameters / 1e6)}M` : `${Math.round(parameters / 1e3)}k`;
-  return `${id} · ${process === "none" ? "left to right" : process} · ${size}`;
+  return `${id} · ${process === "none" ? "autoregressive" : process} · ${size}`;
 }
 
-function explain({ piece, since, given, probability }, total) {
-  if (piece === null) return "still hidden";
+function tooltip({ piece, since, given, probability }, total) {
+  if (piece === null) return "masked";
   if (given) return "given";
-  if (since === 0) return "noise, to be replaced";
+  if (since === 0) return "noise";
   return `step ${since} of ${total}` + (probability === null ? "" : ` · probability ${probability.toFixed(3)}`);
 }
 

@@ -1,4 +1,4 @@
-// Plays several stories on one slider. Each column keeps its own place while texts arrive; scrubbing joins them.
+// Plays several samples on one slider. Each column keeps its own place while frames arrive; scrubbing joins them.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -6,17 +6,17 @@ export class Player {
   constructor(columns, { scrub, play, readout }) {
     Object.assign(this, { columns, scrub, play, readout });
     this.playing = false;
-    this.live = false; // following texts as they arrive
+    this.live = false; // following frames as they arrive
     scrub.addEventListener("input", () => this.seek(Number(scrub.value)));
     play.addEventListener("click", () => (this.playing ? this.pause() : this.start()));
   }
 
   get shown() {
-    return this.columns().filter((column) => column.story);
+    return this.columns().filter((column) => column.timeline);
   }
 
   get last() {
-    return Math.max(0, ...this.shown.map((column) => column.story.last));
+    return Math.max(0, ...this.shown.map((column) => column.timeline.last));
   }
 
   /** Begin at the start and keep up with what arrives. */
@@ -27,7 +27,7 @@ export class Player {
 
   start() {
     this.live = false;
-    if (this.shown.every((column) => column.at >= column.story.last)) for (const column of this.shown) column.show(0);
+    if (this.shown.every((column) => column.at >= column.timeline.last)) for (const column of this.shown) column.show(0);
     this.run();
   }
 
@@ -54,23 +54,23 @@ export class Player {
   advance(seconds) {
     const distance = this.live && still.matches ? Infinity : seconds * this.rate();
     for (const column of this.shown) {
-      const next = Math.min(column.story.last, column.at + distance);
+      const next = Math.min(column.timeline.last, column.at + distance);
       if (next !== column.at) column.show(next);
     }
-    const over = this.shown.every((column) => column.at >= column.story.last);
+    const over = this.shown.every((column) => column.at >= column.timeline.last);
     if (over && !this.columns().some((column) => column.busy)) this.playing = false;
     this.refresh();
   }
 
   /** Steps a second: slow enough to see few steps, fast enough not to wait for many. */
   rate() {
-    const totals = this.shown.map((column) => column.story.total);
+    const totals = this.shown.map((column) => column.timeline.total);
     return Math.max(2.5, Math.min(...totals) / 5, Math.max(...totals) / 10);
   }
 
   seek(step) {
     this.playing = false;
-    for (const column of this.shown) column.show(Math.min(step, column.story.last));
+    for (const column of this.shown) column.show(Math.min(step, column.timeline.last));
     this.refresh();
   }
 
@@ -87,8 +87,8 @@ export class Player {
     this.scrub.disabled = this.play.disabled = none;
     this.scrub.max = this.last;
     this.scrub.value = this.place();
-    const total = Math.max(1, ...this.shown.map((column) => column.story.total));
-    this.readout.textContent = none ? "no text yet" : `step ${this.place()} of ${total}`;
+    const total = Math.max(1, ...this.shown.map((column) => column.timeline.total));
+    this.readout.textContent = none ? "no sample yet" : `step ${this.place()} of ${total}`;
     this.scrub.setAttribute("aria-valuetext", this.readout.textContent);
     this.play.classList.toggle("playing", this.playing);
     this.play.setAttribute("aria-label", this.playing ? "Pause" : "Play");

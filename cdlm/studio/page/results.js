@@ -20,7 +20,7 @@ export async function startResults() {
   sections.forEach(({ judge, protocol, length }, i) => {
     $("results-judge").append(new Option(`${judge} · ${protocol} · ${length} tokens`, i));
   });
-  const series = [...new Set(sections.flatMap((section) => names(section.rows)))]; // one colour a model, whatever the judge
+  const series = [...new Set(sections.flatMap((section) => names(section.rows)))]; // one colour for each model, whatever the judge
   const section = () => sections[$("results-judge").value];
   const choose = () => {
     fillSteps(section().rows);
@@ -32,7 +32,7 @@ export async function startResults() {
   choose();
 }
 
-/** A row's series: its model, and its precision where that is not the usual one. */
+/** A row's series: its model, and its precision unless that is fp64. */
 function seriesOf(row) {
   return row.precision && row.precision !== "fp64" ? `${row.model} (${row.precision})` : row.model;
 }
@@ -60,7 +60,7 @@ function drawLegend(series, changed) {
   );
 }
 
-/** Offers the steps of the rows; begins with those that were tried with the most controls. */
+/** Offers the steps of the rows; begins with those that have the most rows. */
 function fillSteps(rows) {
   const counts = new Map();
   for (const { steps } of rows) if (steps !== null) counts.set(steps, (counts.get(steps) ?? 0) + 1);
@@ -94,7 +94,7 @@ function show({ rows }, series) {
   $("results-table").tBodies[0].replaceChildren(...visible.map(tableRow));
 }
 
-/** A model that counts no steps, as one from left to right, is drawn at its evaluations. */
+/** A model without steps, such as an autoregressive one, is drawn at its NFE. */
 function stepsOf(row) {
   return row.steps ?? row.nfe;
 }
@@ -105,21 +105,22 @@ function lines(rows, series, key, x) {
   return [...groups.values()].map((group) => ({
     series: series.indexOf(seriesOf(group[0])),
     points: group
-      .map((row) => ({ x: x(row), y: row.ppl, low: row.low, high: row.high, words: words(row) }))
+      .map((row) => ({ x: x(row), y: row.ppl, low: row.ppl_interval[0], high: row.ppl_interval[1], words: words(row) }))
       .sort((a, b) => a.x - b.x),
   }));
 }
 
 function words(row) {
-  const steps = row.steps === null ? `${format(row.nfe)} evaluations` : `${row.steps} steps`;
+  const steps = row.steps === null ? `NFE ${format(row.nfe)}` : `${row.steps} steps`;
   const entropy = row.entropy?.toFixed(2) ?? "–";
   return [`${seriesOf(row)}, ${steps}, ${row.control}`, `perplexity ${format(row.ppl)}`, `entropy ${entropy} nats`];
 }
 
 function tableRow(row) {
-  const interval = row.low == null ? "–" : `${format(row.low)} – ${format(row.high)}`;
+  const [low, high] = row.ppl_interval;
+  const interval = `${format(low)} – ${format(high)}`;
   const cells = [row.model, row.steps ?? "–", row.control, format(row.ppl), interval, row.entropy?.toFixed(2) ?? "–",
-    format(row.nfe), row.precision ?? "–", row.num ?? "–"];
+    format(row.nfe), row.precision ?? "–", row.num_samples ?? "–"];
   const line = document.createElement("tr");
   line.append(...cells.map((cell) => Object.assign(document.createElement("td"), { textContent: cell })));
   return line;

@@ -1,10 +1,10 @@
-// The page as a whole: tabs, theme, and what each tab needs from the server.
+// The page as a whole: tabs, theme, and what the first tab needs from the server.
 
 import { get } from "./api.js";
+import { startGenerate } from "./generate.js";
 import { startMoons } from "./moons.js";
 import { showError } from "./notices.js";
 import { startResults } from "./results.js";
-import { startWrite } from "./write.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const starts = { "tab-results": startResults, "tab-moons": startMoons }; // called when a tab is first opened
@@ -23,12 +23,12 @@ function open(tab) {
 
 for (const tab of tabs) tab.addEventListener("click", () => open(tab));
 document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
-  const here = tabs.indexOf(event.target);
-  const goals = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: -1 };
-  if (here < 0 || !(event.key in goals)) return;
-  const goal = tabs.at(goals[event.key] % tabs.length);
-  open(goal);
-  goal.focus();
+  const current = tabs.indexOf(event.target);
+  const targets = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: -1 };
+  if (current < 0 || !(event.key in targets)) return;
+  const target = tabs.at(targets[event.key] % tabs.length);
+  open(target);
+  target.focus();
   event.preventDefault();
 });
 
@@ -43,12 +43,10 @@ document.getElementById("theme").addEventListener("click", () => {
   }
 });
 
-if (matchMedia("(max-width: 60rem)").matches) document.getElementById("more").open = false;
-
 try {
   const [models, limits, service] = await Promise.all(["/v1/models", "/v1/limits", "/openapi.json"].map(get));
   if (models.data.length === 0) throw new Error("The server has no models.");
-  startWrite(models.data, limits, service.components.schemas.Completion.properties);
+  await startGenerate(models.data, limits, service.components.schemas.SettingsRequest.properties);
 } catch (error) {
   showError(error.message);
 }

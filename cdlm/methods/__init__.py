@@ -1,26 +1,35 @@
 """The table of methods: each is one function that returns the terms of Eq. (8), and nothing else.
 
+    Term(name, times, coupling, target, divergence, weight, share)
+
 Every function takes the process and the length of the run; its keyword arguments are the choices that the paper
 varies or leaves open, with the paper's values (or, where it is silent, ours: see docs/choices.md) as defaults. A new
-method is a new function here.
+method is a new function here. `cdlm.methods.spec` reads method strings such as `mcdlm:kappa=0.2`.
 """
 
-import contextlib
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from cdlm.objective.coupling import Bridge, Ordered, Relaxed, Rollout, SharedNoise, TeacherForced
-from cdlm.objective.divergence import FLOOR, divergence, kl, rate_kl, reverse_kl
+from cdlm.methods.ingredients import (
+    anchor_share,
+    anchor_weight,
+    complement,
+    consistency_divergence,
+    coupling_along,
+    doubling,
+    gaussian_of,
+)
+from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
+from cdlm.objective.divergence import FLOOR, kl, rate_kl, reverse_kl
+from cdlm.objective.divergence import divergence as divergence_of
 from cdlm.objective.loss import Objective, Term
 from cdlm.objective.target import Data, Network, Revealed
 from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
-from cdlm.process import Gaussian, Process, masked, uniform
+from cdlm.process import Process, masked, uniform
 from cdlm.process.process import Posterior
-from cdlm.sample.samplers import ORDERS, load_function
-from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, number, stairs
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
 ConsistencyDivergence = Literal["jsd", "kl", "reverse_kl", "tv"]
@@ -33,7 +42,7 @@ def ar(process: None = None, total: int = PAPER_STEPS // 2) -> Objective:
 
 def mdlm(process: Process, total: int = PAPER_STEPS) -> Objective:
     """MDLM: the max-step boundary of CDLM under forward KL (Prop. D.1); on the uniform process, UDLM."""
-    return Objective((_nelbo(process),), total)
+    return Objective((Term("nelbo", MAX_STEP, Bridge(process), Data(), rate_kl, unit),), total)
 
 
 def duo(
@@ -46,13 +55,17 @@ def duo(
     curriculum: float = 0.5,
 ) -> Objective:
     """DUO: UDLM after a curriculum of relaxed inputs in the first part of the run."""
-    gaussian = _gaussian(process, gamma_min, gamma_max)
+    gaussian = gaussian_of(process, gamma_min, gamma_max)
     if not 0 <= curriculum <= 1:
         raise ValueError(f"the curriculum is a share of the run, from 0 to 1; got {curriculum}")
     first = Schedule(((0.0, 1.0), (curriculum, 0.0)), jumps=True) if curriculum else constant(0.0)
-    second = dataclasses.replace(first, knots=tuple((at, 1 - share) for at, share in first.knots))
-    relaxed = Term("curriculum", MAX_STEP, Relaxed(process, gaussian, tau), Data(), rate_kl, unit, first)
-    return Objective((relaxed, dataclasses.replace(_nelbo(process), share=second)), total)
+    return Objective(
+        (
+            Term("curriculum", MAX_STEP, Relaxed(process, gaussian, tau), Data(), rate_kl, unit, first),
+            Term("nelbo", MAX_STEP, Bridge(process), Data(), rate_kl, unit, complement(first)),
+        ),
+        total,
+    )
 
 
 def mcdlm(
@@ -77,9 +90,18 @@ def mcdlm(
     """
     if not 0 <= anneal <= 1:
         raise ValueError(f"anneal is a share of the run, from 0 to 1; got {anneal}")
-    share = linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa)
+    share = anchor_share(linear((0.0, 1.0), (anneal, kappa)) if anneal else constant(kappa), additive)
+    rest = constant(1.0) if additive else complement(share)
     times = step_scheduler(steps, low, high, overshoot)
-    return _cdlm(process, total, times, share, Network(constant(lam)), divergence, floor, anchor, additive)
+    target = Network(constant(lam))
+    compare = consistency_divergence(divergence, floor)
+    return Objective(
+        (
+            Term("consistency", times, Bridge(process), target, compare, inverse_step, rest),
+            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence_of(anchor), anchor_weight(anchor), share),
+        ),
+        total,
+    )
 
 
 def mcdlm_guided(
@@ -130,7 +152,6 @@ def mcdlm_pplopt(
     copies: int = 15,
 ) -> Objective:
     """MCDLM-PPLOptimized: MCDLM until `switch`, then shorter hops, a weaker anchor and hard copies of the target."""
-
     if not 0 < switch < 1:
         raise ValueError(f"switch is a share of the run between 0 and 1; got {switch}")
 
@@ -144,7 +165,16 @@ def mcdlm_pplopt(
     else:
         times = step_scheduler(steps, low, high, overshoot)
     target = Network(Schedule(((0.0, lam), (switch, 1.0)), jumps=True), copies, copy_from=switch)
-    return _cdlm(process, total, times, fade(kappa, kappa_end), target, divergence, floor, anchor, additive)
+    share = anchor_share(fade(kappa, kappa_end), additive)
+    rest = constant(1.0) if additive else complement(share)
+    compare = consistency_divergence(divergence, floor)
+    return Objective(
+        (
+            Term("consistency", times, Bridge(process), target, compare, inverse_step, rest),
+            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence_of(anchor), anchor_weight(anchor), share),
+        ),
+        total,
+    )
 
 
 def few_step(
@@ -152,18 +182,18 @@ def few_step(
 ) -> Objective:
     """The likelihood of a sampler itself: of `steps` hops (or of any number up to `most`) along a reveal order.
 
-    A hop draws the tokens that it reveals, each from its own law given x_t, so minus their log-probabilities, summed
-    over the hops, are minus the log-likelihood of the text. In the limit of many steps it is MDLM.
+    A hop draws the tokens that it reveals, each from its own distribution given x_t, so minus their log-probabilities,
+    summed over the hops, are minus the log-likelihood of the text. In the limit of many steps it is MDLM.
     """
     if steps < 1 or (most and most < steps):
         raise ValueError(f"a sampler has at least one step, and `most` is not below `steps`; got {steps} and {most}")
     times = Times(constant(1 / (most or steps)), constant(1 / steps), whole=True)
-    return Objective((Term("hop", times, _along(process, order, steps), Revealed(), kl, inverse_step),), total)
+    return Objective((Term("hop", times, coupling_along(process, order, steps), Revealed(), kl, inverse_step),), total)
 
 
 def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
     """SDTT: the teacher's rollout in place of the bridge (Prop. D.4); rounds double the hop and renew the teacher."""
-    hops = _doubling(smallest, rounds)
+    hops = doubling(smallest, rounds)
     times = Times(hops, hops, floor=1e-5)
     teacher = Network(constant(1.0), copies=rounds)
     return Objective((Term("distillation", times, Rollout(process), teacher, reverse_kl, unit),), total)
@@ -179,73 +209,11 @@ def duo_dcd(
     gamma_max: float = -1.0,
 ) -> Objective:
     """DUO+DCD: hops between two argmaxes of one Gaussian (Prop. D.5); rounds as in SDTT."""
-    hops = _doubling(smallest, rounds)
-    coupling = SharedNoise(process, _gaussian(process, gamma_min, gamma_max))
+    hops = doubling(smallest, rounds)
+    coupling = SharedNoise(process, gaussian_of(process, gamma_min, gamma_max))
     teacher = Network(constant(1.0), copies=rounds)
     times = Times(hops, hops, overshoot="shift")
     return Objective((Term("distillation", times, coupling, teacher, reverse_kl, unit),), total)
-
-
-def _gaussian(process: Process, gamma_min: float, gamma_max: float) -> Gaussian:
-    if not gamma_min < gamma_max:
-        raise ValueError(f"noise grows from gamma_min to gamma_max, a larger one; got {gamma_min} and {gamma_max}")
-    return Gaussian(process.vocab, gamma_min, gamma_max)
-
-
-def _doubling(smallest: float, rounds: int) -> Schedule:
-    """A step size that doubles from round to round."""
-    if rounds < 1:
-        raise ValueError(f"a distillation has at least one round; got {rounds}")
-    if not 0 < smallest * 2 ** (rounds - 1) <= 1:
-        raise ValueError(
-            f"hops double from `smallest` over the rounds and end at 1 or below; got smallest={number(smallest)} and "
-            f"rounds={rounds}, so at most {1 + math.floor(-math.log2(smallest)) if 0 < smallest <= 1 else 0} rounds"
-        )
-    return stairs(*(smallest * 2**k for k in range(rounds)))
-
-
-def _along(process: Process, order: str, steps: int) -> Bridge | Ordered:
-    """The bridge, in the order in which a sampler of so many steps unmasks."""
-    if order not in ORDERS:
-        raise ValueError(f"unknown order {order!r} for Few-step; choose from {', '.join(ORDERS)}")
-    if order == "random":
-        return Bridge(process)
-    if not process.absorbing:
-        raise ValueError(f"an order is one of masks, and the process is {process.name}: leave out order={order}")
-    return Ordered(process, load_function(ORDERS[order].levels), steps)
-
-
-def _nelbo(process: Process) -> Term:
-    """The continuous-time NELBO: the data boundary under the KL of reverse rates."""
-    return Term("nelbo", MAX_STEP, Bridge(process), Data(), rate_kl, unit)
-
-
-def _cdlm(
-    process: Process,
-    total: int,
-    times: Times,
-    kappa: Schedule,
-    target: Network,
-    consistency: str,
-    floor: float,
-    anchor: str,
-    additive: bool,
-) -> Objective:
-    """Eq. (7): (1 - kappa) of the consistency loss and kappa of the max-step anchor (additive: 1 and kappa)."""
-    values = [value for _, value in kappa.knots]
-    if not all(0 <= value <= (math.inf if additive else 1) for value in values):
-        raise ValueError(f"kappa is a share in [0, 1], and got {kappa}; only the additive anchor takes more")
-    rest = constant(1.0) if additive else dataclasses.replace(kappa, knots=tuple((at, 1 - k) for at, k in kappa.knots))
-    if consistency != "reverse_kl" and floor != FLOOR:
-        raise ValueError(f"floor belongs to the reverse KL; the divergence is {consistency}, so leave it out")
-    weight = unit if anchor == "rate_kl" else inverse_noise
-    return Objective(
-        (
-            Term("consistency", times, Bridge(process), target, divergence(consistency, floor), inverse_step, rest),
-            Term("anchor", MAX_STEP, Bridge(process), Data(), divergence(anchor), weight, kappa),
-        ),
-        total,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,17 +275,6 @@ class Method:
         return self.objective(process, **length, **{**self.defaults, **choices})
 
 
-MOVED = {
-    "revealed": ("same",),
-    "weight": ("step",),
-    "order": ("random",),
-    "sharpen": ("1", "1.0"),
-    "guide": ("0", "0.0"),
-    "bridges": ("1",),
-}
-"""Choices that `mcdlm` and `ucdlm` had up to version 0.1, with the values that changed nothing."""
-RENAMED = {"guide": "guidance", "sharpen": "temperature"}
-GUIDED, SEARCH = "mcdlm-guided", "-search"
 GROWING = {"steps": "increasing", "low": 1 / 8, "high": 3 / 8}
 
 METHODS: dict[str, Method] = {
@@ -333,79 +290,3 @@ METHODS: dict[str, Method] = {
     "ucdlm": Method("UCDLM", mcdlm, "uniform", time_conditioning=True, defaults=GROWING, posterior="mixture"),
     "duo-dcd": Method("DUO+DCD", duo_dcd, "uniform", time_conditioning=True, starts_from="duo", duality=True),
 }
-
-
-def parse_method(spec: str) -> tuple[Method, dict[str, Any]]:
-    """A method and its choices from one word: `mcdlm`, `mcdlm:kappa=0,steps=staged`; also as old versions wrote it."""
-    slug, words = split_method(spec)
-    if slug not in METHODS:
-        if slug.endswith(SEARCH):
-            odd = ", ".join(name for name in words if name in MOVED)
-            raise ValueError(f"{slug.removesuffix(SEARCH)} no longer has the option {odd}; see studies/search.py")
-        raise ValueError(
-            f"unknown method {slug!r}; choose from {', '.join(METHODS)}. A method of your own is known only where the "
-            "file that adds it to METHODS is run: python FILE.py train ... instead of cdlm train ... (docs/extend.md)"
-        )
-    method = METHODS[slug]
-    choices: dict[str, Any] = {}
-    for name, value in words.items():
-        kind = type(method.choices.get(name, ""))
-        try:
-            choices[name] = {"true": True, "false": False}[value] if kind is bool else kind(value)
-        except (ValueError, KeyError):
-            takes = "true or false" if kind is bool else f"a {kind.__name__}"
-            raise ValueError(f"{name} takes {takes}; got {value!r} in {spec!r}") from None
-    method(method.default_process(2), **choices)
-    return method, choices
-
-
-def split_method(spec: str) -> tuple[str, dict[str, str]]:
-    """The row of the table and the choices that a stored method string stands for, in today's names.
-
-    Method strings in checkpoints and results are never rewritten. Up to version 0.1 `mcdlm` and `ucdlm` had more
-    choices. Those of a guided target are now the row `mcdlm-guided`, the others a row of studies/mcdlm_search.py.
-    """
-    slug, _, rest = spec.partition(":")
-    words: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"write choices as name=value; got {item!r} in {spec!r}")
-        words[name] = value
-    if slug not in ("mcdlm", "ucdlm"):
-        return slug, words
-    words = {name: value for name, value in words.items() if name not in MOVED or value not in MOVED[name]}
-    if not any(name in MOVED for name in words):
-        return slug, words
-    guided = {RENAMED.get(name, name): value for name, value in words.items() if name != "divergence"}
-    if slug == "mcdlm" and words.get("divergence") == "kl" and guided.keys() <= METHODS[GUIDED].choices.keys():
-        return GUIDED, {"lam": "0.999", "guidance": "0", "temperature": "1", **guided}
-    return slug + SEARCH, words
-
-
-def same_method(one: str, other: str) -> bool:
-    """Whether two method strings stand for the same objective."""
-
-    def settled(spec: str) -> tuple[str, dict[str, Any]]:
-        slug, words = split_method(spec)
-        if slug not in METHODS:
-            return slug, words
-        method, choices = parse_method(spec)
-        return slug, {**method.choices, **choices}
-
-    return settled(one) == settled(other)
-
-
-def method_name(spec: str) -> str:
-    """The name of the method that a stored string stands for; the string's own word where the table has none."""
-    slug = spec.partition(":")[0]
-    with contextlib.suppress(ValueError):
-        slug = split_method(spec)[0].removesuffix(SEARCH)
-    return METHODS[slug].name if slug in METHODS else slug
-
-
-def needs_trained_model(spec: str) -> bool:
-    """Whether a run must start from a trained model: by a method that distils one, or with a frozen target."""
-    method, choices = parse_method(spec)
-    rule = method(method.default_process(2), **choices).network
-    return bool(method.starts_from) or (rule is not None and rule.frozen)

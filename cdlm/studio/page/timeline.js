@@ -1,25 +1,26 @@
-// How one text came to be: for every position, what stood there from which step on.
+// The history of one sample: for every position, the tokens that stood there and their steps.
 
-export class Story {
-  constructor(expected) {
+export class Timeline {
+  /** `expectedSteps` holds while the server does not say how many steps there will be. */
+  constructor(expectedSteps) {
     this.positions = []; // position -> [{step, since, piece, probability, given}]; step: shown from; since: drawn at
     this.last = 0; // the last step that has arrived
-    this.expected = expected; // steps to come, where the server does not say
-    this.steps = null;
+    this.expectedSteps = expectedSteps;
+    this.numSteps = null;
   }
 
   get length() {
     return this.positions.length;
   }
 
-  /** The steps of the whole story, as far as is known. */
+  /** The number of steps, as far as is known. */
   get total() {
-    return Math.max(this.steps ?? this.expected, this.last, 1);
+    return Math.max(this.numSteps ?? this.expectedSteps, this.last, 1);
   }
 
   /** The first frame says which positions are `given`; whatever else it shows is noise. */
-  add({ step, steps }, { pieces, changed, given = [] }) {
-    const drawn = new Map(changed);
+  add({ step, num_steps: numSteps }, { pieces, changed, token_probs: probs, given = [] }) {
+    const drawn = new Map(changed.map((position, i) => [position, probs[i]]));
     const first = this.length === 0;
     const kept = new Set(given);
     pieces.forEach((piece, i) => {
@@ -34,13 +35,13 @@ export class Story {
       }
     });
     this.last = step;
-    this.steps = steps;
+    this.numSteps = numSteps;
   }
 
   finish(pieces) {
-    this.add({ step: this.last, steps: this.steps }, { pieces, changed: [] });
+    this.add({ step: this.last, num_steps: this.numSteps }, { pieces, changed: [], token_probs: [] });
     this.positions.length = pieces.length;
-    this.expected = this.last;
+    this.expectedSteps = this.last;
   }
 
   /** What stands at a position after a step; undefined where the text is not that long yet. */
