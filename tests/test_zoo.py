@@ -17,8 +17,8 @@ from cdlm.data import END
 from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
-from cdlm.sample.settings import Sampling, flags
-from cdlm.text.pipeline import Model
+from cdlm.sample.settings import flags
+from cdlm.text.pipeline import Pipeline
 from cdlm.train.config import read_config
 from cdlm.train.recipes import RECIPES
 from studies.words import english
@@ -33,7 +33,7 @@ NAMES = ["mcdlm-guided", "mdlm"]
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, Model]:
+def models() -> dict[str, Pipeline]:
     return {name: cdlm.load(name, "cpu") for name in NAMES}
 
 
@@ -83,15 +83,15 @@ def test_the_card_tells_what_one_must_know(name: str) -> None:
     page = (zoo.HERE / name / "README.md").read_text()
     for part in ("library_name: cdlm", "license", "CC BY-SA 3.0", "public domain", "SmolLM2", "Gemma", "## Limits"):
         assert part in page, part
-    for own in json.loads((zoo.HERE / name / "config.json").read_text())["sampling"]:
-        assert flags(Sampling(**own)) in page
+    for preset in json.loads((zoo.HERE / name / "generation_config.json").read_text())["step_presets"]:
+        assert flags(preset) in page
     assert f'cdlm.load("{name}")' in page
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
+def test_texts_are_english(name: str, models: dict[str, Pipeline]) -> None:
     """As it writes best: words that people use, as many different ones as in their texts, sentences that end."""
-    texts = models[name].sample(num=8, seed=0)
+    texts = models[name].sample(num_samples=8, seed=0)
     assert english([text.text for text in texts]) > 0.93
     nats = [float(entropy(torch.tensor([text.token_ids]))) for text in texts]
     assert sum(nats) / len(nats) > 4.5
@@ -100,7 +100,7 @@ def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
     assert sum(text.text[:1].isupper() or text.text[:1] in "\"'" for text in texts) >= 7
 
 
-def test_a_blank_is_filled_with_words(models: dict[str, Model]) -> None:
+def test_a_blank_is_filled_with_words(models: dict[str, Pipeline]) -> None:
     text = "The old ___ sat on the ___ and looked at the sea."
     for model in models.values():
         found = model.infill(text, num=2, seed=0)
@@ -111,7 +111,7 @@ def test_a_blank_is_filled_with_words(models: dict[str, Model]) -> None:
 
 @pytest.mark.parametrize(("name", "nats"), [("mdlm", 0.8057), ("mcdlm-guided", 0.6007)])
 def test_hidden_words_are_as_likely_as_when_the_weights_were_made(
-    name: str, nats: float, models: dict[str, Model]
+    name: str, nats: float, models: dict[str, Pipeline]
 ) -> None:
     """Weights that were mixed up, or rounded further, would show."""
     law, tokens = models[name].denoiser, models[name].tokenizer
@@ -124,7 +124,7 @@ def test_hidden_words_are_as_likely_as_when_the_weights_were_made(
     assert float(-said[hidden[0] == law.vocab].mean()) == pytest.approx(nats, rel=0.01)
 
 
-def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Model]) -> None:
+def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Pipeline]) -> None:
     done = command("sample", "--num", "1", "--device", "cpu")
     text = succeed(done)
     assert f"no model was named: {zoo.BEST} comes with cdlm" in text
@@ -132,7 +132,7 @@ def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Mode
     assert " ".join(models[zoo.BEST].sample(seed=0)[0].text.split())[:200] in " ".join(text.split())
 
 
-def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, Model]) -> None:
+def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, Pipeline]) -> None:
     monkeypatch.chdir(tmp_path)
     assert cdlm.load("mdlm", "cpu").name == "mdlm"
     assert cdlm.load(device="cpu").name == zoo.BEST
@@ -210,11 +210,11 @@ def test_a_demo_of_more_steps_than_tokens_shows_finished_texts(tmp_path: Path, m
     assert "moons" not in (tmp_path / "demo" / "index.html").read_text()
 
 
-def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Model]) -> None:
+def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Pipeline]) -> None:
     """Not picked. The last digits of another CPU may turn one of them."""
     page = (ROOT / "README.md").read_text()
     shown = [" ".join(part.split()) for part in re.findall(r"^> (.+(?:\n> .+)*)", page, re.MULTILINE)]
     shown = [part.replace("> ", "").replace("&lt;", "<") for part in shown]
-    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num=4, seed=0)]
+    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num_samples=4, seed=0)]
     assert len(shown) == 4
     assert sum(text in shown for text in texts) >= 3
