@@ -19,7 +19,8 @@ PAPER_SAMPLES = 32
 ROBUST_SAMPLES = 256
 """Samples per cell of the two protocols."""
 
-_Axes = setting_axes({"steps": (8, 32, 128), "temperature": (1.0,)})
+SWEPT_BY_DEFAULT: dict[str, tuple[Any, ...]] = {"steps": (8, 32, 128), "temperature": (1.0,)}
+_Axes = setting_axes(SWEPT_BY_DEFAULT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ class EvalConfig(_Axes):
 
     def _check_axes(self) -> None:
         for name in SPECS:
-            if not self.axis(name) and _Axes.__dataclass_fields__[name].default:
+            if name in SWEPT_BY_DEFAULT and not self.axis(name):
                 raise ValueError(f"{flag(name)} needs at least one value.")
             for value in self.axis(name):
                 check_value(name, value)

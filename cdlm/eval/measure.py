@@ -24,7 +24,7 @@ from cdlm.eval.scorer import Judge, JudgeScore, scored_positions
 from cdlm.files import VERSION
 from cdlm.metrics.bleu import TOKENIZATION, bleu2, token_bleu2
 from cdlm.metrics.consistency import own_chain_gap, reliability_curve
-from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.metrics.diversity import SAMPLE_METRICS, entropy
 from cdlm.metrics.gen_ppl import bootstrap_mean, perplexity
 from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
 from cdlm.metrics.mauve import MIN_UNBIASED, mauve
@@ -68,9 +68,7 @@ def score_samples(
         "ppl_model_token": perplexity(nats, model_tokens).value,
         "entropy": mean_entropy.value,
         "entropy_interval": [mean_entropy.low, mean_entropy.high],
-        "entropy_pooled": pooled_entropy(token_ids),
-        **{f"distinct_{n}": distinct(token_ids, n) for n in (1, 2, 3)},
-        "repetition_4": repetition(token_ids),
+        **{name: metric(token_ids) for name, metric in SAMPLE_METRICS.items()},
         "judged_fraction": sum(score.scored_fraction for score in scores) / len(scores),
         "judge_seconds": round(seconds, 3),
         "judge_tokens_per_second": round(sum(num_tokens) / seconds, 1),
@@ -104,7 +102,9 @@ def _compare_with_references(
         ).value,
         "reference_entropy": float(np.mean([float(entropy(torch.tensor([ids]))) for ids in reference_ids])),
         "mauve": mauve(stack_features(scores), stack_features(reference_scores)),
-        "mauve_warning": f"{len(lines)} texts; below {MIN_UNBIASED} it is biased upwards" if len(lines) < MIN_UNBIASED else None,
+        "mauve_warning": f"{len(lines)} texts; below {MIN_UNBIASED} it is biased upwards"
+        if len(lines) < MIN_UNBIASED
+        else None,
     }
     if header["task"] == "conditional":
         row["bleu2"] = bleu2([line["text"] for line in lines], [line["reference"] for line in lines])

@@ -47,23 +47,23 @@ TIMES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class MoonsCell:
-    """One cell of the figure: what a method draws in that many steps, from samples and from the exact law."""
+    """One cell of the figure: what a method draws in that many steps, from samples and from the exact distribution."""
 
     method: str
     steps: int
     manifold: float
     """Fraction of the drawn points on the manifold."""
     tv: float
-    """Total variation between the histogram of the points and the data law; its noise floor is the `tv` of the data."""
+    """Total variation between the histogram of the points and the data distribution; its noise floor is the `tv` of the data."""
     manifold_law: float
-    """The same fraction under the sampler's exact law, by enumeration."""
+    """The same fraction under the exact distribution of the sampler, by enumeration."""
     tv_law: float
-    """Total variation between the sampler's exact law and the data law."""
+    """Total variation between the exact distribution of the sampler and that of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MoonsModel:
-    """A row of the figure: something to sample from."""
+    """A row of the figure: a predictor, and how to sample from it."""
 
     predict: Predictor
     process: Process
@@ -71,14 +71,15 @@ class MoonsModel:
 
 
 def run_moons(config: MoonsConfig, console: Console | None = None) -> list[MoonsCell]:
-    """Train, sample, measure, draw; returns the table, which `out` also holds as JSON, beside the picture."""
+    """Train, sample, measure, plot; returns the cells, which are also in `out` as JSON."""
     for spec in config.methods:
         method, _ = parse_method(spec)
         if method.process == "none" or needs_trained_model(spec):
             raise ValueError(
                 f"{spec} does not fit two moons: choose a diffusion method that starts from random weights"
             )
-    device, moons = pick_device(config.device), Moons(config.bins, encoding=config.encoding)
+    device = pick_device(config.device)
+    moons = Moons(config.bins, encoding=config.encoding)
     console = console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # a network this small gains nothing from threads, and loses much where cores are busy
@@ -89,27 +90,30 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Moons
     losses: dict[str, list[float]] = {spec: [] for spec in config.methods}
     gaps: dict[str, list[list[float | None]]] = {}
     with Progress(console=console) as progress:
-        hops = (len(config.methods) + 1) * len(config.sampling_steps)
-        work = progress.add_task("two moons", total=len(config.methods) * config.train_steps + hops)
+        num_cells = (len(config.methods) + 1) * len(config.sampling_steps)
+        task = progress.add_task("two moons", total=len(config.methods) * config.train_steps + num_cells)
 
-        def note(spec: str, loss: float) -> None:
+        def on_train_step(spec: str, loss: float) -> None:
             losses[spec].append(loss)
-            progress.update(work, advance=1, description=f"training {spec}")
+            progress.update(task, advance=1, description=f"training {spec}")
 
         for spec in (EXACT_PREDICTOR, *config.methods):
-            row = exact_model(moons) if spec == EXACT_PREDICTOR else train_model(config, spec, moons, device, note)
+            if spec == EXACT_PREDICTOR:
+                model = exact_model(moons)
+            else:
+                model = train_model(config, spec, moons, device, on_train_step)
             for steps in config.sampling_steps:
-                progress.update(work, advance=1, description=f"sampling {spec}, {steps} steps")
+                progress.update(task, advance=1, description=f"sampling {spec}, {steps} steps")
                 rng = seeded(config.seed, "sample", steps, batch=config.num_samples)
-                start = row.process.start(moons.length, rng("start"))
-                settings = resolve({"steps": steps}, row.process, row.posterior)
-                drawn = last(ancestral(row.predict, row.process, start, settings, rng)).x
-                law = ancestral_law(row.predict, row.process, moons.length, timesteps(settings), row.posterior)
+                start = model.process.start(moons.length, rng("start"))
+                settings = resolve({"steps": steps}, model.process, model.posterior)
+                drawn = last(ancestral(model.predict, model.process, start, settings, rng)).x
+                law = ancestral_law(model.predict, model.process, moons.length, timesteps(settings), model.posterior)
                 pictures[spec, steps] = _histogram(moons, drawn)
                 cells.append(_measure(moons, spec, steps, pictures[spec, steps], law))
-            progress.update(work, description=f"path invariance of {spec}")
-            predict = full_posterior(row.predict, row.process) if row.posterior == "plug-in" else row.predict
-            gaps[spec] = exact_gaps(predict, row.process, moons.law, moons.length, list(TIMES))
+            progress.update(task, description=f"path invariance of {spec}")
+            predict = full_posterior(model.predict, model.process) if model.posterior == "plug-in" else model.predict
+            gaps[spec] = exact_gaps(predict, model.process, moons.law, moons.length, list(TIMES))
     seconds = round(time.perf_counter() - began, 1)
     result = {
         "config": {**dataclasses.asdict(config), "out": str(config.out)},
@@ -128,7 +132,7 @@ def run_moons(config: MoonsConfig, console: Console | None = None) -> list[Moons
     for name, about in (
         ("moons.png", "what each method draws"),
         ("consistency.png", "how far predictions along paths disagree"),
-        ("moons.json", "all numbers, with the exact laws of the samplers"),
+        ("moons.json", "all numbers, with the exact distributions of the samplers"),
     ):
         console.print(f"{config.out / name}: {about}", highlight=False, soft_wrap=True)
     console.print(f"{seconds} s on {device}", highlight=False)
@@ -142,9 +146,9 @@ def exact_model(moons: Moons) -> MoonsModel:
 
 
 def train_model(
-    config: MoonsConfig, spec: str, moons: Moons, device: torch.device, note: Callable[[str, float], None]
+    config: MoonsConfig, spec: str, moons: Moons, device: torch.device, on_train_step: Callable[[str, float], None]
 ) -> MoonsModel:
-    """Train one method; its averaged weights go to the output folder."""
+    """Train one method; its EMA weights go to the output directory."""
     method, choices = parse_method(spec)
     process = method.default_process(moons.vocab)
     assert process is not None
@@ -168,7 +172,7 @@ def train_model(
         return moons.sample(seeded(config.seed, "data", step, batch=config.batch_size, rows=rows))
 
     for step in range(config.train_steps):
-        note(spec, train_step(state, batches, step)["loss"].item())
+        on_train_step(spec, train_step(state, batches, step)["loss"].item())
     save_denoiser(state.ema, config.out / re.sub("[:=,]", "-", spec))
     return MoonsModel(tabulate(state.ema, moons.length), process, method.posterior)
 
@@ -241,7 +245,9 @@ def plot_consistency(gaps: dict[str, list[list[float | None]]], path: Path) -> N
         axis.set_xticks(range(0, len(TIMES), 2), [f"{s:g}" for s in TIMES[::2]], fontsize=7)
         axis.set_yticks(range(0, len(TIMES), 2), [f"{t:g}" for t in TIMES[::2]], fontsize=7)
         seen = [x for row in grid for x in row if not math.isnan(x)]
-        axis.set_title(f"{_title(spec) if spec != EXACT_PREDICTOR else 'exact f*'}\nmean {sum(seen) / len(seen):.3f}", fontsize=8)
+        axis.set_title(
+            f"{_title(spec) if spec != EXACT_PREDICTOR else 'exact f*'}\nmean {sum(seen) / len(seen):.3f}", fontsize=8
+        )
         axis.set_xlabel("s", fontsize=8)
     axes[0][0].set_ylabel("t", fontsize=8)
     figure.colorbar(axes[0][0].images[0], ax=list(axes[0]), label="total variation", shrink=0.8)

@@ -256,9 +256,7 @@ def _samples(
         return Samples({**kept.header, **header, "file": path.name}, kept.lines[:num_samples])
     model, dataset = cell.model, cell.dataset or _reference(cell, config)
     length, seed = header["max_length"], config.seed
-    blocks = (
-        dataset.blocks(model.tokenizer, length, model.bos_framed, num_samples, seed).tolist() if dataset else []
-    )
+    blocks = dataset.blocks(model.tokenizer, length, model.bos_framed, num_samples, seed).tolist() if dataset else []
     if kept is not None and enough:  # the same samples beside another reference, or beside none
         is_complete = len(kept.lines) == num_samples
         header = {**kept.header, "reference": None, "reference_hash": None, **header}
@@ -288,9 +286,7 @@ def _generate(
     else:
         templates = model.continuations([""], config.samples_per_cell, config.max_length or model.max_length)
     with few_threads(model.denoiser.device, model.denoiser.count()):
-        samples = model.complete(
-            templates, cell.settings, config.seed, batch_size=config.batch_size, on_state=on_state
-        )
+        samples = model.complete(templates, cell.settings, config.seed, batch_size=config.batch_size, on_state=on_state)
         return [dataclasses.asdict(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
 

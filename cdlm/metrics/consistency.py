@@ -37,7 +37,9 @@ def full_posterior(predict: Predictor, process: Process) -> Predictor:
     return predict if process.absorbing else whole
 
 
-def _with_own_evidence(law: Float[Tensor, "*rows v"], token: Int[Tensor, "*rows"], alpha: float, process: Process) -> Tensor:
+def _with_own_evidence(
+    law: Float[Tensor, "*rows v"], token: Int[Tensor, "*rows"], alpha: float, process: Process
+) -> Tensor:
     """A law times q(x_t^i | x_0^i), normalised."""
     noise = (1 - alpha) * process.pi(token).to(law.dtype)
     clean = token.clamp(max=process.vocab - 1)[..., None]
@@ -59,7 +61,10 @@ def exact_gap(
     f_s = predict(states, s).double().exp() if s > 0 else _clean_states(states, process)
     weighted = (p_s.flatten()[:, None, None] * f_s).view(*p_s.shape, -1)
     step = transition(process, s, t)
-    p_t, mean = _push_forward(p_s, step).flatten(), _push_forward(weighted, step, length).reshape(len(states), length, -1)
+    p_t, mean = (
+        _push_forward(p_s, step).flatten(),
+        _push_forward(weighted, step, length).reshape(len(states), length, -1),
+    )
     mean = mean / p_t.clamp(min=1e-300)[:, None, None]
     gap = (predict(states, t).double().exp() - mean).abs().sum(-1) / 2
     weight = p_t[:, None] * process.positions(states)
@@ -108,7 +113,9 @@ def own_chain_gap(
         x_s = _hop(process, law, x_t, s, t, copies, posterior)
         if not chosen.shape[1]:
             continue
-        now, then = (_probs_at(denoiser, x, u, chosen.expand(len(x), -1), leave_one_out) for x, u in ((x_t, t), (x_s, s)))
+        now, then = (
+            _probs_at(denoiser, x, u, chosen.expand(len(x), -1), leave_one_out) for x, u in ((x_t, t), (x_s, s))
+        )
         drawn = ~process.positions(x_s.gather(1, chosen.expand(hops, -1)))
         then = torch.where(drawn[..., None], now, then)  # a token drawn from f(x_t) is f(x_t) in the mean
         a, b = then[::2].mean(0), then[1::2].mean(0)
@@ -197,7 +204,9 @@ def _clean_states(states: Int[Tensor, "all l"], process: Process) -> Float[Tenso
     return onehot[..., : process.vocab]
 
 
-def _noisy_positions(process: Process, x_t: Tokens, positions: int, rng: Rng) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
+def _noisy_positions(
+    process: Process, x_t: Tokens, positions: int, rng: Rng
+) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
     """Up to so many positions of M(x_t) in each sequence, and which of them are there: one may have fewer."""
     here = process.positions(x_t)
     k = min(positions, int(here.sum(-1).max()))

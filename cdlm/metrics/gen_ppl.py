@@ -29,7 +29,9 @@ def perplexity(nats: Sequence[float], tokens: Sequence[int], seed: int = 0) -> I
         raise ValueError("no token of these texts counts for a perplexity: they are empty")
     n, k = torch.tensor(nats, dtype=torch.float64), torch.tensor(tokens, dtype=torch.float64)
     draws = bootstrap_indices(len(n), seed)
-    return percentile_interval(float((n.sum() / k.sum()).exp()), (n[draws].sum(-1) / k[draws].sum(-1).clamp(min=1)).exp())
+    return percentile_interval(
+        float((n.sum() / k.sum()).exp()), (n[draws].sum(-1) / k[draws].sum(-1).clamp(min=1)).exp()
+    )
 
 
 def bootstrap_mean(values: Sequence[float], seed: int = 0) -> Interval:

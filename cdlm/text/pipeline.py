@@ -305,7 +305,8 @@ class Pipeline:
 
     def check(self, templates: Sequence[Template], settings: Settings) -> None:
         """Refuse templates that this model or these settings cannot complete, before anything is computed."""
-        check_templates(self, templates, settings)
+        about = (self.name, self.denoiser.process, self.max_length, self.eos_padded)
+        check_templates(templates, settings, *about)
 
     def states(
         self,
@@ -316,12 +317,10 @@ class Pipeline:
         watch: bool = False,
     ) -> Iterator[State]:
         """The states of templates that are completed together, all of one kind and length."""
-        return complete_batch(self, templates, settings, rng, logits_processors, watch)
-
-    @property
-    def unused_ids(self) -> tuple[int, ...]:
-        """Outputs of the network that stand for no token; they are never drawn."""
-        return tuple(range(self.tokenizer.vocab_size, self.denoiser.vocab))
+        return complete_batch(
+            self.denoiser, self.tokenizer, templates, settings, rng, max_length=self.max_length,
+            compiled=self.compiled, logits_processors=logits_processors, watch=watch,
+        )  # fmt: skip
 
     def _complete(
         self,

@@ -31,7 +31,9 @@ def settings_of(cells: list[EvalCell], label: str) -> list[Settings]:
 
 
 def test_every_combination_is_a_cell() -> None:
-    found, skipped = grid("masked", "uniform", steps=(1, 2, 4), precision=("fp64", "fp32"), final_step=("none", "argmax"))
+    found, skipped = grid(
+        "masked", "uniform", steps=(1, 2, 4), precision=("fp64", "fp32"), final_step=("none", "argmax")
+    )
     assert not skipped
     assert len(found) == 2 * 3 * 2 * 2
     assert len(set(settings_of(found, "masked"))) == 12
@@ -43,7 +45,11 @@ def test_every_combination_is_a_cell() -> None:
 def test_controls_are_not_multiplied_with_each_other() -> None:
     """Temperatures at top-p 1, and top-p at temperature 1; what they share is one cell."""
     found, _ = grid("masked", steps=(2,), temperature=(1.0, 0.8), top_p=(1.0, 0.9))
-    assert [(one.temperature, one.top_p) for one in settings_of(found, "masked")] == [(1.0, 1.0), (0.8, 1.0), (1.0, 0.9)]
+    assert [(one.temperature, one.top_p) for one in settings_of(found, "masked")] == [
+        (1.0, 1.0),
+        (0.8, 1.0),
+        (1.0, 0.9),
+    ]
 
 
 def test_an_autoregressive_model_has_one_cell_whatever_the_steps() -> None:
@@ -51,7 +57,9 @@ def test_an_autoregressive_model_has_one_cell_whatever_the_steps() -> None:
         "causal", steps=(1, 2, 4, 8), final_step=("none", "argmax"), precision=("fp64", "fp32"), temperature=(1.0, 0.7)
     )
     assert not skipped
-    assert {(one.steps, one.final_step, one.order) for one in settings_of(found, "causal")} == {(None, "none", "random")}
+    assert {(one.steps, one.final_step, one.order) for one in settings_of(found, "causal")} == {
+        (None, "none", "random")
+    }
     assert sorted((one.precision, one.temperature) for one in settings_of(found, "causal")) == [
         ("fp32", 0.7),
         ("fp32", 1.0),
@@ -226,9 +234,12 @@ def test_exactly_half_of_the_words_are_noise(kind: Kind, framed: bool) -> None:
         blocks[:, 0] = blocks[:, -1] = BYTES.eos
     templates = model.perturbations(blocks.tolist())
     assert all(
-        float(model.denoiser.process.noise.alpha(torch.tensor(one.noise_level))) == pytest.approx(0.5) for one in templates
+        float(model.denoiser.process.noise.alpha(torch.tensor(one.noise_level))) == pytest.approx(0.5)
+        for one in templates
     )
-    first = next(iter(model.states(templates, resolve({"steps": 2}, model.denoiser.process), seeded(0, "sample", batch=6))))
+    first = next(
+        iter(model.states(templates, resolve({"steps": 2}, model.denoiser.process), seeded(0, "sample", batch=6)))
+    )
     changed, words = first.x != blocks, blocks != BYTES.eos
     assert not (changed & ~words).any()
     half = words.sum(-1) / 2

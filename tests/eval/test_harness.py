@@ -32,7 +32,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
 
-from cdlm.eval.harness import Harness, is_greedy_at_once, log_likelihood_bound, until_stop, exact_log_likelihood
+from cdlm.eval.harness import Harness, exact_log_likelihood, is_greedy_at_once, log_likelihood_bound, until_stop
 
 CONTEXT = [2, 0]
 TEXT = "the cat sat"
@@ -184,7 +184,10 @@ def test_an_autoregressive_model_is_scored_exactly() -> None:
     for _ in range(3):
         likeliest.append(int(model.denoiser(torch.tensor([likeliest]))[0, -1].argmax()))
     texts = torch.tensor([likeliest, [*likeliest[:-1], (likeliest[-1] + 1) % 257]])
-    assert exact_log_likelihood(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [True, False]
+    assert exact_log_likelihood(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_the_levels_of_a_request_are_stratified() -> None:
@@ -194,7 +197,9 @@ def test_the_levels_of_a_request_are_stratified() -> None:
     masks = torch.tensor([[False, False, False, True, False], [False] * 4 + [True], [False] * 3 + [True] * 2])
     each = model.denoiser(torch.where(masks, 257, ids), 1.0).gather(-1, ids.expand(3, -1)[..., None])[:, 3:, 0]
     either = [float((2 * one + each[2].sum()) / 2) for one in (each[0, 0], each[1, 1])]
-    found = {Harness(model, likelihood_samples=2, seed=seed).loglikelihood([ask("cat", "as")])[0][0] for seed in range(12)}
+    found = {
+        Harness(model, likelihood_samples=2, seed=seed).loglikelihood([ask("cat", "as")])[0][0] for seed in range(12)
+    }
     assert sorted(found) == pytest.approx(sorted(either))
 
 
@@ -263,7 +268,9 @@ def test_documents_are_read_in_blocks() -> None:
     found = Harness(model).loglikelihood_rolling([ask("the cat sat on a mat"), ask("")])
     assert found == pytest.approx([by_hand, 0.0])
     for kind in ("masked", "uniform"):
-        (value,) = Harness(small(kind, length=8), likelihood_samples=4).loglikelihood_rolling([ask("the cat sat on a mat")])
+        (value,) = Harness(small(kind, length=8), likelihood_samples=4).loglikelihood_rolling(
+            [ask("the cat sat on a mat")]
+        )
         assert -20 * 20 < value < 0
 
 

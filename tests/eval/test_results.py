@@ -61,7 +61,9 @@ def test_settings_of_the_first_version_are_completed() -> None:
         "final_step": "argmax",
         "temperature_end": 0.8,
     }
-    assert migrated(corrector="loop", eta=0.1) == dataclasses.asdict(resolve({"steps": 8, "corrector": "loop", "eta": 0.1}))
+    assert migrated(corrector="loop", eta=0.1) == dataclasses.asdict(
+        resolve({"steps": 8, "corrector": "loop", "eta": 0.1})
+    )
     assert migrated(steps=None, grid="1,0.5,0") == dataclasses.asdict(resolve({"timesteps": "1,0.5,0"}))
     assert migrated(steps=None, order="first-hitting") == dataclasses.asdict(resolve({"order": "first-hitting"}))
     for order in ("probability", "margin", "entropy-bound", "dilated"):
@@ -166,7 +168,9 @@ def test_samples_are_found_by_their_header(old_results: Path) -> None:
         assert read_samples(path) == samples
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/results/**/results.jsonl")), ids=lambda p: str(p.parent.name))
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("studies/results/**/results.jsonl")), ids=lambda p: str(p.parent.name)
+)
 def test_rows_of_the_studies_have_todays_format(path: Path) -> None:
     """Every row is migrated once and for all; its settings can be asked for, and it keeps its numbers."""
     old = [json.loads(line) for line in path.read_text().splitlines()]

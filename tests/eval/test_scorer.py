@@ -14,7 +14,7 @@ import cdlm
 from cdlm.data import END
 from cdlm.eval import scorer as code
 from cdlm.eval.config import Protocol
-from cdlm.eval.scorer import JudgeScore, scored_positions, fingerprint, open_judge
+from cdlm.eval.scorer import JudgeScore, fingerprint, open_judge, scored_positions
 
 from ..writers import BPE, write_model
 from .judges import WINDOW, tiny, transformers
@@ -116,7 +116,10 @@ def test_features_do_not_depend_on_the_protocol(folder: Path) -> None:
 
 
 def test_all_of_an_empty_text_is_read(folder: Path) -> None:
-    assert [open_judge(str(folder), "cpu").score([""], how)[0].scored_fraction for how in ("paper", "robust")] == [1.0, 1.0]
+    assert [open_judge(str(folder), "cpu").score([""], how)[0].scored_fraction for how in ("paper", "robust")] == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_the_feature_of_an_empty_text_does_not_depend_on_its_batch(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_a_row_has_everything_to_repeat_it(work: Path, tmp_path: Path) -> None:
         assert (row["judge_hash"], row["window"], row["dtype"]) == (judge.fingerprint, 256, "float32")
         assert {"time", "device", "torch", "cdlm", "commit", "process", "vocab_size", "key", "format"} <= row.keys()
         model = cdlm.load(folder, "cpu")
-        found = model.sample(row["num_samples"], row["max_length"], seed=row["seed"], **explicit(Settings(**row["sampling"])))
+        found = model.sample(
+            row["num_samples"], row["max_length"], seed=row["seed"], **explicit(Settings(**row["sampling"]))
+        )
         kept = read_samples(tmp_path / "samples" / row["file"])
         assert [one.text for one in found] == [line["text"] for line in kept.lines]
         assert [one.token_ids for one in found] == [line["token_ids"] for line in kept.lines]

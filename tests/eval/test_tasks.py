@@ -18,7 +18,7 @@ from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.eval.datasets import Dataset
 from cdlm.eval.results import ResultRow
-from cdlm.eval.scorer import scored_positions, open_judge
+from cdlm.eval.scorer import open_judge, scored_positions
 from cdlm.eval.sweep import evaluate
 from cdlm.metrics.bleu import bleu2, token_bleu2
 from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
@@ -178,7 +178,9 @@ def test_what_cannot_be_done_is_refused_before_a_judge_is_opened(
         evaluate(config(work, tmp_path, models=(str(nameless),)), QUIET)
 
 
-@pytest.mark.parametrize(("changes", "advice"), [({"max_length": 2 * LENGTH}, "was trained on"), ({"num_samples": 1}, "num-samples")])
+@pytest.mark.parametrize(
+    ("changes", "advice"), [({"max_length": 2 * LENGTH}, "was trained on"), ({"num_samples": 1}, "num-samples")]
+)
 def test_a_recovery_that_cannot_be_done_is_refused_before_a_judge_is_opened(
     changes: dict[str, Any], advice: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +192,12 @@ def test_a_recovery_that_cannot_be_done_is_refused_before_a_judge_is_opened(
 
 @pytest.mark.filterwarnings("ignore:std\\(\\)")
 def test_one_time_has_no_spread(work: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"tasks": ("likelihood",), "texts": (str(work / "one.txt"),), "judge": (), "likelihood_samples": 1}
+    asked: dict[str, Any] = {
+        "tasks": ("likelihood",),
+        "texts": (str(work / "one.txt"),),
+        "judge": (),
+        "likelihood_samples": 1,
+    }
     evaluate(config(work, tmp_path, **asked), QUIET)
     assert "NaN" not in (tmp_path / "results.jsonl").read_text()
 

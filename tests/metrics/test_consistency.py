@@ -214,7 +214,9 @@ def test_own_chain_repeats_and_takes_some_positions() -> None:
     assert part.tv != whole.tv
 
 
-def curve(process: Process, change: Callable[[Predictor], Predictor], s: float, t: float, n: int = 20_000) -> ReliabilityCurve:
+def curve(
+    process: Process, change: Callable[[Predictor], Predictor], s: float, t: float, n: int = 20_000
+) -> ReliabilityCurve:
     x0 = listed(V, L)[torch.multinomial(LAW, n, replacement=True, generator=torch.Generator().manual_seed(1))]
     rng = seeded(2, "reliability", batch=n)
     return reliability_curve(Table(process, change(posterior(LAW, process, L))), x0, s, t, rng, rows=5000)

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from cdlm.metrics.gen_ppl import NUM_RESAMPLES, Interval, percentile_interval, bootstrap_mean, perplexity, bootstrap_indices
+from cdlm.metrics.gen_ppl import (
+    NUM_RESAMPLES,
+    Interval,
+    bootstrap_indices,
+    bootstrap_mean,
+    percentile_interval,
+    perplexity,
+)
 
 
 def texts(n: int, seed: int, spread: float = 0.3) -> tuple[list[float], list[int]]:

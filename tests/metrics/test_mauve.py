@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cdlm.metrics.mauve import MIN_UNBIASED, mauve_of_histograms, cluster_histograms, mauve
+from cdlm.metrics.mauve import MIN_UNBIASED, cluster_histograms, mauve, mauve_of_histograms
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,9 @@ def test_area_is_theirs(k: int, zeros: float, theirs: ModuleType) -> None:
         assert mauve_of_histograms(p, q) == pytest.approx(auc(x, y), abs=1e-9)
         if not np.allclose(p, q):
             by_x, by_y = np.argsort(x), np.argsort(y)
-            assert mauve_of_histograms(p, q) == pytest.approx((auc(x[by_x], y[by_x]) + auc(y[by_y], x[by_y])) / 2, abs=1e-9)
+            assert mauve_of_histograms(p, q) == pytest.approx(
+                (auc(x[by_x], y[by_x]) + auc(y[by_y], x[by_y])) / 2, abs=1e-9
+            )
 
 
 def test_area_by_hand() -> None:

@@ -51,7 +51,10 @@ def plot_bars(section: Section, path: Path) -> Path | None:
     colours = family_colors(plotted_rows(section))
     figure, axes = canvas(min(13.0, max(5.0, 0.34 * widest + 1.5)), 3.8 * len(panels), len(panels))
     for axis, (title, rows) in zip(np.atleast_1d(axes).ravel(), panels, strict=True):
-        counts, names = sorted({num_steps(row) or 0 for row in rows}), list(dict.fromkeys(display_name(row) for row in rows))
+        counts, names = (
+            sorted({num_steps(row) or 0 for row in rows}),
+            list(dict.fromkeys(display_name(row) for row in rows)),
+        )
         wide = 0.86 / len(names)
         for k, one in enumerate(names):
             own = {num_steps(row) or 0: row for row in rows if display_name(row) == one}

@@ -150,7 +150,9 @@ def _gap(own: Sequence[Point], base: Sequence[Point]) -> tuple[Vector, float, fl
     low, high = np.maximum(*(h.min(0) for h in ends)), np.minimum(*(h.max(0) for h in ends))
     if low[0] >= high[0]:
         return None
-    places = [np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, NUM_ENTROPIES)]  # not an ulp beyond
+    places = [
+        np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, NUM_ENTROPIES)
+    ]  # not an ulp beyond
     gap = np.mean([_interpolate(own, h) - _interpolate(base, h) for h in places], 0)
     return gap, float(low[0]), float(high[0])
 

@@ -80,14 +80,18 @@ def _over_steps(number: int, rows: list[ResultRow], section: Section, style: Tab
             for column in columns:
                 row = values[key].get(column)
                 rank = ranks[column][list(named).index(key)]
-                entries.append(TableCell() if row is None else TableCell(_ppl_entropy(row), rank, _is_starred(row, style)))
+                entries.append(
+                    TableCell() if row is None else TableCell(_ppl_entropy(row), rank, _is_starred(row, style))
+                )
             lines.append(TableRow(key, tuple(entries)))
             quote = _paper_cells(number, named[key][0], list(columns))
             if style.compare and quote:
                 lines.append(TableRow("paper", (TableCell(), TableCell(), *quote), quoted=True))
     caption = f"{section.note(rows)} {style.note(section)}"
     caption += " A model without steps stands in the last column." * any(num_steps(row) is None for row in rows)
-    return ReportTable(_table_slug(section, number), _table_title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines))
+    return ReportTable(
+        _table_slug(section, number), _table_title(number), caption, (tuple((h, 1) for h in heads),), tuple(lines)
+    )
 
 
 def _interval_table(number: int, rows: list[ResultRow], section: Section) -> ReportTable:
@@ -115,7 +119,9 @@ def conditional_tables(section: Section, style: TableStyle) -> list[ReportTable]
         return []
     known = [text for text in SETS if any(row["dataset"] == text for row in rows)]
     sets = known + sorted({row["dataset"] for row in rows} - set(known))
-    columns = [(text, n) for text in sets for n in sorted({num_steps(row) or 0 for row in rows if row["dataset"] == text})]
+    columns = [
+        (text, n) for text in sets for n in sorted({num_steps(row) or 0 for row in rows if row["dataset"] == text})
+    ]
     named = _by_name(rows)
     values = {key: {(row["dataset"], num_steps(row) or 0): row for row in found} for key, found in named.items()}
     first = [("Model", 1), *((text, sum(c[0] == text for c in columns)) for text in sets)]
@@ -156,7 +162,11 @@ def ablation_tables(section: Section, style: TableStyle, unjudged: Sequence[Resu
 
     Beside them, which the paper does not have, the NELBO where it was measured.
     """
-    rows = [row for row in uncontrolled(unconditional_rows(section.rows)) if cdlm_choices(row) is not None and display_name(row) == row["model"]]
+    rows = [
+        row
+        for row in uncontrolled(unconditional_rows(section.rows))
+        if cdlm_choices(row) is not None and display_name(row) == row["model"]
+    ]
     tables = []
     for number, keys, title in (
         (4, ("steps",), "CDLM w. {} scheduler"),
@@ -191,7 +201,8 @@ def _ablation_table(
     for key in order:
         cells = [found[key].get(column) for column in columns]
         text = [
-            TableCell(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _is_starred(row, style)) if row else TableCell() for row in cells
+            TableCell(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _is_starred(row, style)) if row else TableCell()
+            for row in cells
         ]
         model = next(iter(found[key].values()))["model"]
         bound = [TableCell(bounds.get(model, ""))] if bounds else []
@@ -218,7 +229,9 @@ def likelihood_table(rows: Sequence[ResultRow]) -> ReportTable | None:
         return None
     sets, models = list(dict.fromkeys(r["dataset"] for r in found)), list(dict.fromkeys(r["model"] for r in found))
     value = {(row["model"], row["dataset"]): row for row in found}
-    ranks = {text: rank_column([_rank_value(value.get((model, text)), "nelbo_ppl") for model in models], 2) for text in sets}
+    ranks = {
+        text: rank_column([_rank_value(value.get((model, text)), "nelbo_ppl") for model in models], 2) for text in sets
+    }
     lines = []
     for index, model in enumerate(models):
         entries = []
@@ -240,7 +253,9 @@ def likelihood_table(rows: Sequence[ResultRow]) -> ReportTable | None:
 def few_step_table(rows: Sequence[ResultRow]) -> ReportTable | None:
     """Perplexity by the NELBO of the sampler itself: what drawing many tokens at once costs."""
     value = {
-        (row["model"], row["dataset"], one["order"], one["steps"]): one for row in rows for one in row.get("few_step") or []
+        (row["model"], row["dataset"], one["order"], one["steps"]): one
+        for row in rows
+        for one in row.get("few_step") or []
     }
     if not value:
         return None

@@ -49,7 +49,19 @@ def read_sections(folders: Iterable[Path]) -> tuple[list[Section], list[ResultRo
     """Sections of judged rows, and the rows that have no judge. Of one cell, the row with the most texts counts."""
     cells: dict[str, ResultRow] = {}
     for row in (row for folder in folders for row in read_rows(folder)):
-        same = ("task", "model", "model_hash", "max_length", "seed", "dtype", "dataset", "sampling", "clamp", "judge", "protocol")
+        same = (
+            "task",
+            "model",
+            "model_hash",
+            "max_length",
+            "seed",
+            "dtype",
+            "dataset",
+            "sampling",
+            "clamp",
+            "judge",
+            "protocol",
+        )
         key = json.dumps([row.get(part) for part in same], sort_keys=True)
         if key not in cells or row["num_samples"] >= cells[key]["num_samples"]:
             cells[key] = row

@@ -50,7 +50,9 @@ class ReportTable:
                 out.append(f"| *{line.name}* |" + " |" * (width - 1))
                 continue
             title = f"*{line.name}*" if line.quoted else line.name
-            out.append("| " + " | ".join([title, *(_markdown_cell(entry, line.quoted) for entry in line.entries)]) + " |")
+            out.append(
+                "| " + " | ".join([title, *(_markdown_cell(entry, line.quoted) for entry in line.entries)]) + " |"
+            )
         return "\n".join([*out, "", self.caption, ""])
 
     def latex(self) -> str:
@@ -65,7 +67,11 @@ class ReportTable:
         for number, line in enumerate(self.lines):
             if not line.entries:
                 rule = [] if number == 0 else [r"\midrule"]
-                out += [*rule, rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_escape_latex(line.name)}}}}} \\", r"\midrule"]
+                out += [
+                    *rule,
+                    rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_escape_latex(line.name)}}}}} \\",
+                    r"\midrule",
+                ]
                 continue
             title = rf"\textit{{{_escape_latex(line.name)}}}" if line.quoted else _escape_latex(line.name)
             out.append(" & ".join([title, *(_latex_cell(entry, line.quoted) for entry in line.entries)]) + r" \\")

@@ -74,15 +74,21 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         ]:
             page += _write_table(table, config.out)
         found = frontier_points(section)
-        page += _figure_lines(figures.plot_bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps")
-        page += _figure_lines(figures.plot_curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy")
+        page += _figure_lines(
+            figures.plot_bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps"
+        )
+        page += _figure_lines(
+            figures.plot_curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy"
+        )
         baseline = choose_baseline(section, config.baseline)
         if baseline is not None:
             page += _frontier_page(section, found, baseline, config, data)
     page += ["## Without a judge", ""] if rest else []
     for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
         page += _write_table(other, config.out) if other else []
-    page += _figure_lines(figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
+    page += _figure_lines(
+        figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge"
+    )
     config.out.mkdir(parents=True, exist_ok=True)
     (config.out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
     path = config.out / "report.md"
@@ -157,7 +163,10 @@ def _matched_table(rows: list[Match], section: Section) -> ReportTable:
 def _frontier_table(rows: list[FrontierRatio], section: Section) -> ReportTable:
     heads = ("Steps", "Model", "Entropies", f"Ratio to {rows[0].baseline} [95 %]")
     lines = [
-        TableRow(str(r.steps), (TableCell(r.name), TableCell(f"{r.low:.2f} to {r.high:.2f}"), TableCell(_interval_text(r.ratio))))
+        TableRow(
+            str(r.steps),
+            (TableCell(r.name), TableCell(f"{r.low:.2f} to {r.high:.2f}"), TableCell(_interval_text(r.ratio))),
+        )
         for r in rows
     ]
     caption = (

@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from cdlm.eval.report.frontier import choose_baseline, crossing, match_entropies, frontier_points, compare_frontiers, steps_to_match
+from cdlm.eval.report.frontier import (
+    choose_baseline,
+    compare_frontiers,
+    crossing,
+    frontier_points,
+    match_entropies,
+    steps_to_match,
+)
 from cdlm.eval.report.rows import Section
 
 from .rows import row, sweep
@@ -18,7 +25,11 @@ def section(*rows: dict) -> Section:  # type: ignore[type-arg]
 def test_a_sharpened_copy_gains_nothing_and_a_better_model_its_factor() -> None:
     copy = row("sharpened", 8, 400 * math.exp(-0.5), 5.25, noise=0.05)
     better = row("better", 8, 400 * math.exp(-0.5) * 0.7, 5.25, noise=0.05)
-    found = {m.name: m for m in match_entropies(frontier_points(section(*sweep("MDLM", 8), copy, better)), "MDLM") if m.name != "MDLM"}
+    found = {
+        m.name: m
+        for m in match_entropies(frontier_points(section(*sweep("MDLM", 8), copy, better)), "MDLM")
+        if m.name != "MDLM"
+    }
     assert copy["ppl"] < 400  # better in the raw column ...
     assert found["sharpened"].ratio.value == pytest.approx(1.0, abs=1e-9)  # ... by sharpening alone
     assert found["sharpened"].ratio.low <= 1 <= found["sharpened"].ratio.high
@@ -42,11 +53,15 @@ def test_nothing_is_claimed_beyond_what_was_measured() -> None:
 
 def test_step_counts_are_never_mixed() -> None:
     other = row("other", 16, 50.0, 5.2)
-    assert not [m for m in match_entropies(frontier_points(section(*sweep("MDLM", 8), other)), "MDLM") if m.name == "other"]
+    assert not [
+        m for m in match_entropies(frontier_points(section(*sweep("MDLM", 8), other)), "MDLM") if m.name == "other"
+    ]
 
 
 def test_two_frontiers_over_the_entropies_they_share() -> None:
-    (found,) = compare_frontiers(frontier_points(section(*sweep("MDLM", 8), *sweep("B", 8, gain=0.8, start=5.3))), "MDLM")
+    (found,) = compare_frontiers(
+        frontier_points(section(*sweep("MDLM", 8), *sweep("B", 8, gain=0.8, start=5.3))), "MDLM"
+    )
     assert found.ratio.value == pytest.approx(0.8)
     assert found.low == pytest.approx(5.5 - 0.8)
     assert found.high == pytest.approx(5.3)

@@ -89,7 +89,13 @@ def test_conditional_tables_show_the_originals_too() -> None:
     for text in ("ptb", "openwebtext"):
         for steps in (8, 64):
             for name, ppl in (("MDLM", 40.0), ("MCDLM", 30.0)):
-                more = {"bleu2": 60.0, "bleu2_tokenization": "words", "mauve": 0.9, "reference_ppl": 20.0, "dataset": text}
+                more = {
+                    "bleu2": 60.0,
+                    "bleu2_tokenization": "words",
+                    "mauve": 0.9,
+                    "reference_ppl": 20.0,
+                    "dataset": text,
+                }
                 rows.append(row(name, steps, ppl, task="conditional", mauve_warning="32 texts; few", **more))
     three, eight = conditional_tables(Section("gpt2-large", "robust", 1024, rows), TableStyle(5.0))
     assert [head[0] for head in three.heads[0]] == ["Model", "openwebtext", "ptb"]  # in the paper's order
@@ -122,7 +128,10 @@ def test_ablations_are_found_by_what_they_change(number: int, variants: list[str
 
 def test_ablations_are_of_one_method_and_its_own_sampler() -> None:
     rows = [row("a", method="mcdlm", ppl=100.0), row("b", method="mcdlm:divergence=kl", ppl=200.0)]
-    rows += [row("c", method="ucdlm", process="uniform", ppl=50.0), row("a", method="mcdlm", ppl=7.0, final_step="argmax")]
+    rows += [
+        row("c", method="ucdlm", process="uniform", ppl=50.0),
+        row("a", method="mcdlm", ppl=7.0, final_step="argmax"),
+    ]
     (table,) = ablation_tables(Section("gpt2-large", "robust", 1024, rows), TableStyle(None))
     assert cells_by_row(table) == {"CDLM w. jsd": ["100.0 / 5.2"], "CDLM w. kl": ["200.0 / 5.2"]}
 

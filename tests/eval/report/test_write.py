@@ -27,7 +27,14 @@ def test_a_report_has_every_table_and_figure_that_its_rows_allow(tmp_path: Path)
     rows += [row("UCDLM", n, 200.0, process="uniform", method="ucdlm", final_step="argmax") for n in (8, 32)]
     rows += [row("AR", None, 150.0, 5.4, process="none", method="ar")]
     rows += [row("MDLM", n, 90.0, precision="naive-fp32") for n in (8, 32)]
-    nelbo = {"nelbo": 3.0, "nelbo_interval": [2.9, 3.1], "nelbo_ppl": 20.1, "likelihood_samples": 16, "exact": False, "dataset": "ptb"}
+    nelbo = {
+        "nelbo": 3.0,
+        "nelbo_interval": [2.9, 3.1],
+        "nelbo_ppl": 20.1,
+        "likelihood_samples": 16,
+        "exact": False,
+        "dataset": "ptb",
+    }
     likelihood = {key: value for key, value in row("MDLM", key="l").items() if not key.startswith("ppl")}
     rows.append({**likelihood, "task": "likelihood", **nelbo})
     curve = {"count": [500, 500], "before": [0.1, 0.5], "after": [0.2, 0.4]}
