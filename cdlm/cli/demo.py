@@ -88,7 +88,7 @@ class Take:
 
     @property
     def settings(self) -> str:
-        return flags(explicit(self.how, self.model.generation_config))
+        return flags(explicit(self.how, self.model.generation_config, self.model.posterior))
 
     @property
     def cost(self) -> str:

@@ -367,7 +367,7 @@ def _summary(
         line += f"; {generated:,} tokens in {seconds:.2f} s, {generated / seconds:,.0f} tok/s"
     if config.model is None:
         line = f"no model was named: {model.name} is bundled with cdlm (see cdlm zoo)\n{line}"
-    values = explicit(settings, model.generation_config)
+    values = explicit(settings, model.generation_config, model.posterior)
     by_source: dict[str, dict[str, Any]] = {}
     for name, source in sources(settings, given_settings(config), model.generation_config).items():
         if name in values:

@@ -205,18 +205,21 @@ def preset_for(given: Mapping[str, Any], generation_config: GenerationConfig | N
 
     Nothing if the call asks for another sampler, since settings found for one say little about another.
     """
-    if not generation_config:
-        return {}
-    preset = {name: value for name, value in generation_config.items() if name in SPECS}
-    presets = generation_config.get("step_presets") or []
-    if "steps" in given and presets:
-        preset = dict(min(presets, key=lambda each: abs(math.log(each["steps"] / given["steps"]))))
+    preset = _closest_preset(given.get("steps"), generation_config)
     merged = {**DEFAULTS, **preset}
     if given.get("precision") == "naive-fp32" or any(
         given.get(name, merged[name]) != merged[name] for name in SELECTING
     ):
         return {}
     return preset
+
+
+def _closest_preset(steps: int | None, generation_config: GenerationConfig | None) -> dict[str, Any]:
+    config = generation_config or {}
+    presets = config.get("step_presets") or []
+    if steps is None or not presets:
+        return {name: value for name, value in config.items() if name in SPECS}
+    return dict(min(presets, key=lambda preset: abs(math.log(preset["steps"] / steps))))
 
 
 def custom_timesteps(timesteps: str) -> list[float]:
@@ -236,21 +239,22 @@ def custom_timesteps(timesteps: str) -> list[float]:
     return times
 
 
-def explicit(settings: Settings, generation_config: GenerationConfig | None = None) -> dict[str, Any]:
-    """The settings that a call has to give to be resolved to these again."""
-    values = dataclasses.asdict(settings)
+def explicit(
+    settings: Settings, generation_config: GenerationConfig | None = None, posterior: "Posterior" = "plug-in"
+) -> dict[str, Any]:
+    """The settings that a call has to give to be resolved to these again; `posterior` is that of the model's method."""
     row = SAMPLERS[settings.sampler]
-    preset = preset_for(
-        {name: values[name] for name in ("steps", *SELECTING) if name in row.settings}, generation_config
-    )
-    return {
-        name: values[name]
-        for name in SPECS
-        if name in row.settings
-        and name != "posterior"
-        and values[name] is not None
-        and (name == "steps" or not values[name] == DEFAULTS[name] == preset.get(name, DEFAULTS[name]))
-    }
+    usual = {**DEFAULTS, "posterior": posterior}
+    preset = _closest_preset(settings.steps, generation_config)
+    found = {}
+    for name in (name for name in SPECS if name in row.settings):
+        value = getattr(settings, name)
+        if value is not None and (name == "steps" or not value == usual[name] == preset.get(name, usual[name])):
+            found[name] = value
+    process: Literal["any"] | None = None if row.process == "none" else "any"
+    if resolve(found, process, posterior, generation_config).sampler != settings.sampler:
+        return {"sampler": settings.sampler, **found}
+    return found
 
 
 def sources(
@@ -260,7 +264,7 @@ def sources(
     preset = preset_for({name: value for name, value in given.items() if value is not None}, generation_config)
     return {
         name: "given" if given.get(name) is not None else "generation config" if name in preset else "default"
-        for name in SAMPLERS[settings.sampler].settings
+        for name in ("sampler", *SAMPLERS[settings.sampler].settings)
     }
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
@@ -32,13 +30,11 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
-from cdlm.sample.generate import generate
 from cdlm.sample.logits import LogitsProcessor
 from cdlm.sample.settings import Settings, resolve
-from cdlm.sample.timesteps import NEAR_ZERO
+from cdlm.text.completion import batches, check_templates, complete_batch
 from cdlm.text.generation_config import read_generation_config, text_config, write_generation_config
 from cdlm.text.template import (
-    OPEN,
     Template,
     continuation,
     has_blanks,
@@ -48,8 +44,6 @@ from cdlm.text.template import (
     until_eos,
     without_padding,
 )
-from cdlm.text.windows import windows
-from cdlm.types import Tokens
 
 MASK = "░"
 _MAX_UNUSED = 128  # outputs beyond the tokens, which round a vocabulary up, or stand for a [PAD] that texts never hold
@@ -134,7 +128,7 @@ class Pipeline:
         logits_processors: Sequence[LogitsProcessor] = (),
         **settings: Any,
     ) -> list[Sample]:
-        """Fill the blanks of a text, ___ with `span_length` tokens, [MASK] with one, [MASK:n] with n; the rest stays."""
+        """Fill the blanks of a text: ___ with `span_length` tokens, [MASK] with one, [MASK:n] with n."""
         templates = self.infillings(_texts(text), num_samples, span_length)
         return self._complete(templates, settings, seed, batch_size, logits_processors)
 
@@ -181,7 +175,7 @@ class Pipeline:
     ) -> Path:
         """Write a directory that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
 
-        Its model card lists `results` of an evaluation. `max_shard_size` splits the weights into files of so many bytes.
+        Its model card lists `results` of an evaluation. `max_shard_size` is the largest size of a file, in bytes.
         """
         if self.directory is None:
             raise ValueError(f"{self.name} was not loaded from a directory: there is no tokenizer to write beside it")
@@ -269,7 +263,7 @@ class Pipeline:
         self.check(templates, settings)
         if batch_size < 1:
             raise ValueError(f"--batch-size must be at least 1 (got {batch_size}).")
-        for rows in self._batches(templates, batch_size):
+        for rows in batches(templates, batch_size, self.denoiser.process is None):
             noise = _noise(seed, len(templates), rows)
             states = self.states([templates[k] for k in rows], settings, noise, logits_processors)
             state = last(states if on_state is None else _watched(states, on_state, len(rows)))
@@ -280,7 +274,7 @@ class Pipeline:
     def frames(self, templates: Sequence[Template], settings: Settings, seed: int = 0) -> Iterator[Frame]:
         """Complete templates of one length, and show every state on the way."""
         self.check(templates, settings)
-        if len(self._batches(templates, len(templates))) > 1:
+        if len(batches(templates, len(templates), self.denoiser.process is None)) > 1:
             raise ValueError("only texts of one length can be watched together")
         noise = _noise(seed, len(templates), range(len(templates)))
         return self._frames(templates, self.states(templates, settings, noise, watch=True))
@@ -311,40 +305,8 @@ class Pipeline:
 
     def check(self, templates: Sequence[Template], settings: Settings) -> None:
         """Refuse templates that this model or these settings cannot complete, before anything is computed."""
-        process, longest = self.denoiser.process, max(len(template.token_ids) for template in templates)
-        if process is None and not all(template.is_continuation and template.prefix for template in templates):
-            raise ValueError(f"{self.name} is autoregressive: it continues a prompt, and cannot infill or rewrite.")
-        if process is not None and process.absorbing and any(template.clamp for template in templates):
-            raise ValueError("a masked model keeps the tokens that the noise left alone anyway; leave out --clamp.")
-        if settings.block_length and not self.max_length:
-            raise ValueError(f"{self.name} does not say how long its sequences are; leave out --block-length.")
-        if settings.block_length and not settings.block_length < self.max_length < longest:
-            raise ValueError(
-                f"--block-length must be below the model's length of {self.max_length}, and the sample longer than "
-                f"that (got a block of {settings.block_length} for {longest} tokens)."
-            )
-        least = min((template.noise_level for template in templates if template.noise_level is not None), default=1.0)
-        if settings.final_step != "none" and least <= NEAR_ZERO:
-            raise ValueError(f"--noise-level must be above {NEAR_ZERO} with a final step (got {least:g}).")
-        if self.max_length and longest > self.max_length:
-            self._check_windows(templates, longest, settings)
-
-    def _check_windows(self, templates: Sequence[Template], longest: int, settings: Settings) -> None:
-        """Refuse sequences longer than the model's own that windows cannot generate."""
-        reason = f"{longest} tokens are more than the {self.max_length} that {self.name} was trained on"
-        continuing = all(template.is_continuation for template in templates)
-        if self.denoiser.process is None or self.eos_padded or not continuing:
-            over = next(template for template in templates if len(template.token_ids) == longest)
-            room = self.max_length - longest + over.num_generated
-            advice = ""
-            if over.noise_level is None and not over.is_continuation and room > 0:
-                advice = f"; beside its words, its blanks have room for {room} tokens at most"
-            elif self.eos_padded:
-                advice = "; its samples are EOS-padded, so that it generates no longer ones in windows"
-            raise ValueError(reason + advice)
-        if not settings.block_length:
-            block = self.max_length // 2
-            raise ValueError(f"{reason}; generate in windows: --block-length {block} (in Python block_length={block})")
+        about = (self.name, self.denoiser.process, self.max_length, self.eos_padded)
+        check_templates(templates, settings, *about)
 
     def states(
         self,
@@ -354,57 +316,11 @@ class Pipeline:
         logits_processors: Sequence[LogitsProcessor] = (),
         watch: bool = False,
     ) -> Iterator[State]:
-        """Complete templates of one kind and length together."""
-        process, first = self.denoiser.process, templates[0]
-        x = torch.tensor([template.token_ids for template in templates], device=self.denoiser.device)
-        given, start = x != OPEN, 1.0
-        if process is not None:
-            x, given, start = self._noised(x, given, first, rng)
-
-        def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
-            return generate(
-                self.denoiser, process, x, settings, rng if process is None else rng("window", number), given=given,
-                start=start, banned=first.banned + self.unused_ids, logits_processors=logits_processors,
-                compiled=self.compiled, watch=watch,
-            )  # fmt: skip
-
-        if process is None:
-            return fill(x, given, 0)
-        window = self.max_length or x.shape[1]
-        return windows(fill, x, given, window, settings.block_length or window)
-
-    def _noised(
-        self, x: Tokens, given: Bool[Tensor, "b l"], template: Template, rng: Rng
-    ) -> tuple[Tokens, Bool[Tensor, "b l"], float]:
-        """Where the sampler starts: the tokens, those that are given, and the time."""
-        process = self.denoiser.process
-        assert process is not None
-        if template.noise_level is None:
-            return torch.where(given, x, process.start(x.shape[1], rng("start"), x.device)), given, 1.0
-        places, noise = torch.arange(x.shape[1], device=x.device), rng("noise")
-        edge = (places < template.prefix) | (places >= x.shape[1] - template.suffix)
-        if template.exact_share:
-            words = (x != self.tokenizer.eos) & (x != self.tokenizer.bos) & ~edge
-            kept = process.kept_evenly(x, template.noise_level, noise, words)
-        else:
-            kept = process.kept(x, template.noise_level, noise)
-        noised = torch.where(edge | kept, x, process.start(x.shape[1], noise, x.device))
-        return noised, edge | (kept & template.clamp), template.noise_level
-
-    @property
-    def unused_ids(self) -> tuple[int, ...]:
-        """Outputs of the network that stand for no token; they are never drawn."""
-        return tuple(range(self.tokenizer.vocab_size, self.denoiser.vocab))
-
-    def _batches(self, templates: Sequence[Template], size: int) -> list[list[int]]:
-        """Templates that can be completed together, by number: of one length and noise, for AR one prompt length."""
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for number, template in enumerate(templates):
-            prompt = template.num_generated if self.denoiser.process is None else 0
-            noise = (template.noise_level, template.clamp, template.exact_share)
-            kind = (len(template.token_ids), template.suffix, *noise, template.banned, prompt)
-            kinds.setdefault(kind, []).append(number)
-        return [rows[k : k + size] for rows in kinds.values() for k in range(0, len(rows), size)]
+        """The states of templates that are completed together, all of one kind and length."""
+        return complete_batch(
+            self.denoiser, self.tokenizer, templates, settings, rng, max_length=self.max_length,
+            compiled=self.compiled, logits_processors=logits_processors, watch=watch,
+        )  # fmt: skip
 
     def _complete(
         self,

@@ -149,7 +149,9 @@ def test_the_plain_sampler_keeps_given_positions(process: Process) -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "how"), [(masked(7), "plug-in"), (uniform(7), "plug-in"), (uniform(7), "mixture")], ids=str
+    ("process", "how"),
+    [(masked(7), "plug-in"), (uniform(7), "plug-in"), (uniform(7), "mixture")],
+    ids=["masked", "uniform, plug-in", "uniform, mixture"],
 )
 def test_plain_and_planned_agree_on_a_larger_space(process: Process, how: Posterior) -> None:
     """Six positions of a real network: every pair of neighbours has the same joint distribution under both."""
@@ -214,9 +216,7 @@ def test_a_greedy_final_step_takes_the_likeliest_token_wherever_it_is_noisy(
 
 @pytest.mark.parametrize("final_step", ["none", "sample", "argmax"])
 @pytest.mark.parametrize("kind", ["masked", "uniform", "mask and unigram"])
-def test_single_precision_draws_from_the_same_law(
-    kind: str, final_step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_precision_draws_from_the_same_law(kind: str, final_step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ends_early(monkeypatch, 0.3)
     process, grid = PRIORS[kind], uniform_times(3, end=0.0 if final_step == "none" else 0.3)
     net = Table(process)

@@ -46,7 +46,9 @@ def test_masked_tokens_have_the_chance_the_network_gave_them(how: dict[str, obje
         drawn = (before.x == V) & (after.x != V)
         truth = law.gather(-1, after.x.clamp(max=V - 1)[..., None])[..., 0]
         assert torch.allclose(after.token_probs[drawn], truth[drawn].float(), atol=1e-5)
-        assert torch.equal(after.token_probs[before.x != V], before.token_probs[before.x != V])  # settled tokens keep theirs
+        assert torch.equal(
+            after.token_probs[before.x != V], before.token_probs[before.x != V]
+        )  # settled tokens keep theirs
     assert not pairs[-1][1].token_probs.isnan().any()
 
 

@@ -1,4 +1,4 @@
-"""Steps of equal size: how many positions each step unmasks, which ones, and that it pays on a task with exact truth."""
+"""Steps of equal size: how many positions each step unmasks, which ones, and that it pays on an exact task."""
 
 import itertools
 import math

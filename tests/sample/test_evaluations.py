@@ -74,7 +74,11 @@ def test_a_text_runs_as_often_as_it_says(
 ) -> None:
     net, rng = tiny(process), seeded(1, batch=ROWS)
     watch = watched(net, monkeypatch)
-    settings = {"steps": STEPS, "final_step": final_step, **({"corrector": "rescale", "eta": 0.02} if corrected else {})}
+    settings = {
+        "steps": STEPS,
+        "final_step": final_step,
+        **({"corrector": "rescale", "eta": 0.02} if corrected else {}),
+    }
     with along(uniform_times(STEPS, end=0.0 if final_step == "none" else 0.01)):
         state = last(sampled(net, process, numbered(process), rng, GIVEN, **settings))
     assert watch.counts.tolist() == state.nfe
@@ -154,7 +158,7 @@ def test_skipping_changes_no_law(process: Process) -> None:
 
 @pytest.mark.parametrize("final_step", ["sample", "argmax"])
 def test_a_final_step_runs_only_where_masks_are_left(final_step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 masks, each left over with probability 0.2; the time of an evaluation tells the final step from the others."""
+    """Of 8 masks, each left over with probability 0.2; the time of an evaluation tells the final step apart."""
     process = masked(VOCAB)
     net = tiny(process)
     watch = watched(net, monkeypatch)

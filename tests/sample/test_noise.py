@@ -76,7 +76,9 @@ def test_a_text_does_not_depend_on_its_batch(process: Process, chosen: Chosen) -
         assert torch.equal(texts(process, chosen, torch.tensor(rows)), all_of_them[rows])
 
 
-@pytest.mark.parametrize(("process", "chosen"), [case for case in CASES if "race" not in case.id and "plain" not in case.id])
+@pytest.mark.parametrize(
+    ("process", "chosen"), [case for case in CASES if "race" not in case.id and "plain" not in case.id]
+)
 def test_running_the_whole_batch_changes_no_text(
     process: Process, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
