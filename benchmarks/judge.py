@@ -14,7 +14,7 @@ from benchmarks.network import arguments, machine, network, timed
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.eval.scorer import open_judge
 from cdlm.model.config import SIZES
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.rng import seeded
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     ).tolist()
     texts = [bytes(row[:n]).decode() for row, n in zip(ids.tolist(), lengths, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        save(judged, folder)
+        save_denoiser(judged, folder)
         Tokenizer.load("bytes").save(Path(folder))
         config = json.loads((Path(folder) / "config.json").read_text())
         (Path(folder) / "config.json").write_text(json.dumps({**config, "text": {"max_length": chosen.seq_length}}))

@@ -79,7 +79,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def take(handle: int, message: str) -> None:
+def lock(handle: int, message: str) -> None:
     """Lock an open file or folder until it is closed, or say who is in the way."""
     try:
         import fcntl
@@ -96,7 +96,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Hold a folder for this run: a second run there is refused."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        take(handle, f"another run is writing to {folder}; wait for it, or choose another --out")
+        lock(handle, f"another run is writing to {folder}; wait for it, or choose another --out")
         yield
     finally:
         os.close(handle)

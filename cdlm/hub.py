@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,6 @@ from cdlm.files import VERSION
 
 if TYPE_CHECKING:
     from cdlm.model.denoiser import Denoiser
-
-Row = dict[str, Any]
-"""A finished cell of an evaluation."""
 
 WAIT = 5.0
 """Seconds for the hub to answer at all."""
@@ -106,7 +103,7 @@ def write_folder(
     about: dict[str, Any],
     out: Path,
     dtype: Dtype = "float32",
-    rows: Sequence[Row] = (),
+    rows: Sequence[Mapping[str, Any]] = (),
     part: int | None = None,
 ) -> Path:
     """A model folder for others: weights, tokenizer, how to sample it, a card, and code that transformers runs.
@@ -119,7 +116,7 @@ def write_folder(
 
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
-    pretrained.save(denoiser, out, getattr(torch, dtype), part)
+    pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
     if denoiser.process is not None:
         name = Path(CODE).stem
@@ -135,7 +132,7 @@ def write_folder(
     return out
 
 
-def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Row] = ()) -> None:
+def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
     """The card of a model folder, under the name that one loads it by; the README.md of another hand is not touched."""
     from cdlm.model import pretrained
 
@@ -183,7 +180,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
             f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
             "it again, or copy the model's folder from a machine that has it"
         ) from None
-    pretrained.load(kept or aside)  # what cannot be opened is not handed over
+    pretrained.load_denoiser(kept or aside)  # what cannot be opened is not handed over
     if kept is not None:
         aside.mkdir(parents=True, exist_ok=True)
         for path in {path for pattern in PATTERNS for path in kept.glob(pattern)}:
@@ -192,7 +189,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
     return out
 
 
-def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row] = ()) -> str:
+def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
     from cdlm.methods.spec import method_name
 
@@ -234,16 +231,19 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Row]
         lines += [
             "## Measured",
             "",
-            "| texts | steps | judge | perplexity | entropy |",
+            "| samples | steps | judge | perplexity | entropy |",
             "| --- | --- | --- | --- | --- |",
         ]
         for row in judged:
             steps = row["sampling"]["steps"] or ""
-            lines.append(f"| {row['num']} | {steps} | {row['judge']} | {row['ppl']:.1f} | {row['entropy']:.2f} |")
+            lines.append(
+                f"| {row['num_samples']} | {steps} | {row['judge']} | {row['ppl']:.1f} | {row['entropy']:.2f} |"
+            )
         lines.append("")
     bounds = [row for row in rows if "nelbo" in row]
     lines += [
-        f"NELBO on {row['set']}: {row['nelbo']:.3f} nats per token ({math.exp(row['nelbo']):.1f})." for row in bounds
+        f"NELBO on {row['dataset']}: {row['nelbo']:.3f} nats per token ({math.exp(row['nelbo']):.1f})."
+        for row in bounds
     ]
     lines += [""] * bool(bounds)
     lines += ["## Limits", ""]

@@ -13,7 +13,7 @@ in studies/anchor.py.
 from pathlib import Path
 from typing import Any
 
-from studies.rows import BASES, EXTRA, JUDGE, Row, run
+from studies.rows import BASES, EXTRA, JUDGE, StudyRow, run_study
 
 TABLES = {
     "pplopt": "",
@@ -40,23 +40,25 @@ QUESTIONS = {
 """Name of the row: the choices of MCDLM."""
 
 
-def rows(texts: Path) -> dict[str, Row]:
+def study_rows(texts: Path) -> dict[str, StudyRow]:
     bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",), "steps": (8, 64)}
     tasks = (bound, {"steps": (8, 64, 256)})
     control = (bound, {"steps": (8, 64, 256), "temperature": (1.0, 0.9, 0.8), "top_p": (0.9, 0.8)})
     more: dict[str, Any] = {"start": "base", "share": EXTRA}
-    found = {"judge": JUDGE, "base": BASES["base"], "mdlm": Row("MDLM", "small-mdlm", tasks=control, **more)}
+    found = {"judge": JUDGE, "base": BASES["base"], "mdlm": StudyRow("MDLM", "small-mdlm", tasks=control, **more)}
     for recipe, label, table in (
         ("small-mcdlm-pplopt", "MCDLM-PPLOptimized", TABLES),
         ("small-mcdlm", "MCDLM", QUESTIONS),
     ):
         slug = recipe.removeprefix("small-")
         for name, choices in table.items():
-            said = f"{label} {choices.replace(',', ', ').replace('=', ' ')}".strip()
-            found[name] = Row(said, recipe, method=f"{slug}:{choices}" if choices else slug, tasks=tasks, **more)
-    found["post"] = Row("MCDLM after MDLM", "small-mcdlm", base="small-mdlm", share=1 / 3, tasks=tasks)
+            row_label = f"{label} {choices.replace(',', ', ').replace('=', ' ')}".strip()
+            found[name] = StudyRow(
+                row_label, recipe, method=f"{slug}:{choices}" if choices else slug, tasks=tasks, **more
+            )
+    found["post"] = StudyRow("MCDLM after MDLM", "small-mcdlm", base="small-mdlm", share=1 / 3, tasks=tasks)
     return found
 
 
 if __name__ == "__main__":
-    run(__doc__, rows, "studies/results/ablations")
+    run_study(__doc__, study_rows, "studies/results/ablations")

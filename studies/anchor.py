@@ -9,7 +9,7 @@ Short equal runs of MCDLM beside MDLM, everything else as in the study's main ta
 from pathlib import Path
 from typing import Any
 
-from studies.rows import JUDGE, Row, run
+from studies.rows import JUDGE, StudyRow, run_study
 
 READINGS = {
     "kl-convex": "mcdlm",
@@ -21,17 +21,17 @@ READINGS = {
 }
 
 
-def rows(texts: Path) -> dict[str, Row]:
+def study_rows(texts: Path) -> dict[str, StudyRow]:
     bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",)}
     tasks = (bound, {"steps": (8, 64)})
-    found = {"judge": JUDGE, "mdlm": Row("MDLM", "small-mdlm", tasks=tasks)}
+    found = {"judge": JUDGE, "mdlm": StudyRow("MDLM", "small-mdlm", tasks=tasks)}
     for name, method in READINGS.items():
-        found[name] = Row(f"MCDLM, {name.replace('-', ', ')}", "small-mcdlm", method=method, tasks=tasks)
+        found[name] = StudyRow(f"MCDLM, {name.replace('-', ', ')}", "small-mcdlm", method=method, tasks=tasks)
     timed = {"time_conditioning": True}
-    found["mdlm-timed"] = Row("MDLM told the time", "small-mdlm", network=timed, tasks=tasks)
-    found["timed"] = Row("MCDLM told the time", "small-mcdlm", network=timed, tasks=tasks)
+    found["mdlm-timed"] = StudyRow("MDLM told the time", "small-mdlm", network=timed, tasks=tasks)
+    found["timed"] = StudyRow("MCDLM told the time", "small-mcdlm", network=timed, tasks=tasks)
     return found
 
 
 if __name__ == "__main__":
-    run(__doc__, rows, "studies/results/anchor")
+    run_study(__doc__, study_rows, "studies/results/anchor")

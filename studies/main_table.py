@@ -12,7 +12,7 @@ base and one third as themselves, as in the paper.
 from pathlib import Path
 from typing import Any
 
-from studies.rows import JUDGE, Row, run
+from studies.rows import JUDGE, StudyRow, run_study
 
 STEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SETS = {
@@ -23,12 +23,12 @@ SETS = {
 }
 
 
-def rows(texts: Path) -> dict[str, Row]:
+def study_rows(texts: Path) -> dict[str, StudyRow]:
     valid = texts / "valid.txt"
     sets = tuple(f"{name}={texts / 'eval' / file}" for name, file in SETS.items())
     bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={valid}",)}
     plain: dict[str, Any] = {"steps": STEPS, "reference": valid}
-    greedy: dict[str, Any] = {"steps": STEPS, "reference": valid, "tail": ("none", "argmax")}
+    greedy: dict[str, Any] = {"steps": STEPS, "reference": valid, "final_step": ("none", "argmax")}
     frontier: dict[str, Any] = {
         "steps": (8, 32),
         "temperature": (0.95, 0.9, 0.85, 0.8, 0.7, 0.6),
@@ -36,30 +36,30 @@ def rows(texts: Path) -> dict[str, Row]:
     }
     coarse: dict[str, Any] = {"steps": (8, 64, 256), "precision": ("naive-fp32",)}
     recover: dict[str, Any] = {"tasks": ("conditional",), "texts": sets, "steps": (8, 64, 256), "judge": ("none",)}
-    one: dict[str, Any] = {"steps": (8,), "num": 256}
+    large: dict[str, Any] = {"steps": (8,), "num_samples": 256}
     found = {
         "judge": JUDGE,
-        "ar": Row("AR", "small-ar", tasks=(bound, {**plain, "temperature": (1.0, 0.9, 0.8, 0.7)})),
-        "mdlm": Row("MDLM", "small-mdlm", tasks=(bound, plain, frontier, coarse, recover, one)),
-        "mcdlm": Row("MCDLM", "small-mcdlm", tasks=(bound, plain, frontier, coarse, one)),
-        "mcdlm-pplopt": Row(
+        "ar": StudyRow("AR", "small-ar", tasks=(bound, {**plain, "temperature": (1.0, 0.9, 0.8, 0.7)})),
+        "mdlm": StudyRow("MDLM", "small-mdlm", tasks=(bound, plain, frontier, coarse, recover, large)),
+        "mcdlm": StudyRow("MCDLM", "small-mcdlm", tasks=(bound, plain, frontier, coarse, large)),
+        "mcdlm-pplopt": StudyRow(
             "MCDLM-PPLOptimized", "small-mcdlm-pplopt", tasks=(bound, plain, frontier, coarse, recover)
         ),
-        "udlm": Row("UDLM", "small-udlm", tasks=(bound, plain, frontier, coarse)),
-        "duo": Row("DUO", "small-duo", tasks=(bound, plain)),
-        "ucdlm": Row("UCDLM", "small-ucdlm", tasks=(bound, greedy, frontier)),
-        "mdlm-sdtt": Row("MDLM+SDTT", "small-sdtt", "small-mdlm", tasks=(bound, plain, recover)),
-        "mcdlm-sdtt": Row("MCDLM+SDTT", "small-mcdlm-sdtt", "small-mcdlm", tasks=(bound, plain)),
-        "duo-dcd": Row(
-            "DUO+DCD", "small-duo-dcd", "small-duo", tasks=(bound, greedy, {**recover, "tail": ("argmax",)})
+        "udlm": StudyRow("UDLM", "small-udlm", tasks=(bound, plain, frontier, coarse)),
+        "duo": StudyRow("DUO", "small-duo", tasks=(bound, plain)),
+        "ucdlm": StudyRow("UCDLM", "small-ucdlm", tasks=(bound, greedy, frontier)),
+        "mdlm-sdtt": StudyRow("MDLM+SDTT", "small-sdtt", "small-mdlm", tasks=(bound, plain, recover)),
+        "mcdlm-sdtt": StudyRow("MCDLM+SDTT", "small-mcdlm-sdtt", "small-mcdlm", tasks=(bound, plain)),
+        "duo-dcd": StudyRow(
+            "DUO+DCD", "small-duo-dcd", "small-duo", tasks=(bound, greedy, {**recover, "final_step": ("argmax",)})
         ),
     }
     for method in ("mdlm", "mcdlm"):
         for seed in (1, 2):
             label = f"{method.upper()}, seed {seed}"
-            found[f"{method}-{seed}"] = Row(label, f"small-{method}", seed=seed, tasks=(bound, one))
+            found[f"{method}-{seed}"] = StudyRow(label, f"small-{method}", seed=seed, tasks=(bound, large))
     return found
 
 
 if __name__ == "__main__":
-    run(__doc__, rows, "studies/results/main")
+    run_study(__doc__, study_rows, "studies/results/main")

@@ -11,13 +11,14 @@ is a table of studies/trials.py, `<!-- zoo NAME -->` one of studies/zoo_tables.p
 `<!-- samples -->` are made here. What stands outside is written by hand.
 """
 
+import dataclasses
 import json
 import re
 import shutil
 from pathlib import Path
 
 from cdlm.eval.results import read_samples
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import resolve
 from cdlm.train.plot import canvas
 from studies import trials, zoo_tables
 
@@ -26,12 +27,12 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("study", "study-samples", "ab
 PAGES += [ROOT / "cdlm" / "zoo" / name / "README.md" for name in zoo_tables.MODELS]
 MAIN, PICTURES = ROOT / "studies" / "results" / "main", ROOT / "docs" / "study"
 BLOCK = re.compile(r"(<!-- (table|figure|search|zoo|wall clock|samples)( [^>]*?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-READ = ("MDLM", "MDLM+SDTT", "MCDLM-PPLOptimized", "UCDLM")
-STEPS, CUT = (4, 64, 256), 1000
+SAMPLED_MODELS = ("MDLM", "MDLM+SDTT", "MCDLM-PPLOptimized", "UCDLM")
+STEPS, MAX_CHARACTERS = (4, 64, 256), 1000
 TOKENS = 256 * 256
 """Of a step."""
 RED, GREEN = {"color": "#b2182b"}, {"color": "#1b7837"}
-LINES: dict[str, dict[str, str]] = {
+LINE_STYLES: dict[str, dict[str, str]] = {
     "mdlm": RED,
     "mdlm-1": {**RED, "linestyle": "--"},
     "mdlm-2": {**RED, "linestyle": ":"},
@@ -42,7 +43,7 @@ LINES: dict[str, dict[str, str]] = {
 }
 
 
-def fill(page: str, reports: Path, pictures: Path = PICTURES) -> str:
+def fill_page(page: str, reports: Path, pictures: Path = PICTURES) -> str:
     """The page with its blocks made anew; a block of samples stays where the samples are not at hand."""
 
     def made(block: re.Match[str]) -> str:
@@ -52,17 +53,17 @@ def fill(page: str, reports: Path, pictures: Path = PICTURES) -> str:
             name = Path(found[0])
             body = (reports / name.parent / "tables" / f"{name.name}.md").read_text().split("\n", 2)[2]
         elif kind == "figure":
-            body = f"![{' '.join(found[1:])}](study/{picture(reports, Path(found[0]), pictures)})\n"
+            body = f"![{' '.join(found[1:])}](study/{copy_figure(reports, Path(found[0]), pictures)})\n"
         elif kind in ("search", "zoo"):
             body = (trials if kind == "search" else zoo_tables).TABLES[found[0]]() or old
         else:
-            body = wall_clock() if kind == "wall clock" else samples() or old
+            body = wall_clock_table() if kind == "wall clock" else study_samples() or old
         return f"{head}{body.strip()}\n{end}"
 
     return BLOCK.sub(made, page)
 
 
-def picture(reports: Path, name: Path, pictures: Path) -> str:
+def copy_figure(reports: Path, name: Path, pictures: Path) -> str:
     """Copy a figure of a report beside the page."""
     pictures.mkdir(exist_ok=True)
     target = f"{name.parent}-{name.name}.png"
@@ -70,7 +71,7 @@ def picture(reports: Path, name: Path, pictures: Path) -> str:
     return target
 
 
-def wall_clock() -> str:
+def wall_clock_table() -> str:
     lines = ["| Row | training (s) | sampling and judging (s) |", "| --- | --- | --- |"]
     for path in sorted(MAIN.glob("*/done.json")):
         done = json.loads(path.read_text())
@@ -78,32 +79,33 @@ def wall_clock() -> str:
     return "\n".join(lines)
 
 
-def samples() -> str:
+def study_samples() -> str:
     """The first text of each model at few, some and many steps."""
-    asked = {(model, steps): vars(Sampling(steps)) for model in READ for steps in STEPS}
+    wanted = [(model, steps) for model in SAMPLED_MODELS for steps in STEPS]
     found = {}
     for path in sorted(MAIN.glob("*/samples/*.jsonl")):
-        texts = read_samples(path)
-        how, model = texts.about.get("sampling", {}), texts.about["model"]
-        if texts.about["task"] == "unconditional" and how == asked.get((model, how["steps"])):
-            found[model, how["steps"]] = texts.lines[0]["text"]
-    if len(found) < len(asked):
+        samples = read_samples(path)
+        sampling, model = samples.header["sampling"], samples.header["model"]
+        plain = dataclasses.asdict(resolve({"steps": sampling["steps"]}, "any", sampling["posterior"]))
+        if samples.header["task"] == "unconditional" and sampling == plain and (model, sampling["steps"]) in wanted:
+            found[model, sampling["steps"]] = samples.lines[0]["text"]
+    if len(found) < len(wanted):
         return ""
     parts = []
-    for model, steps in asked:
-        text = " ".join(found[model, steps][:CUT].split()).replace("<", "&lt;")
+    for model, steps in wanted:
+        text = " ".join(found[model, steps][:MAX_CHARACTERS].split()).replace("<", "&lt;")
         parts += [f"**{model}, {steps} steps**", "", f"> {text}", ""]
     return "\n".join(parts)
 
 
-def learning(out: Path) -> None:
+def plot_learning(out: Path) -> None:
     """The NELBO in training over tokens: of MDLM its loss, of MCDLM its anchor, which is the same estimate."""
     figure, axis = canvas(6.5, 4)
-    for row in LINES:
+    for row in LINE_STYLES:
         lines = [json.loads(line) for line in (MAIN / row / "metrics.jsonl").read_text().splitlines()]
         train = [line for line in lines if line["kind"] == "train"]
         x = [line["step"] * TOKENS / 1e6 for line in train]
-        axis.plot(x, [line.get("anchor", line["loss"]) for line in train], label=row, **LINES[row])
+        axis.plot(x, [line.get("anchor", line["loss"]) for line in train], label=row, **LINE_STYLES[row])
     axis.set_ylim(5, 7.5)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("NELBO in training (nats per token)")
@@ -114,11 +116,11 @@ def learning(out: Path) -> None:
 
 
 def main() -> None:
-    learning(PICTURES / "learning.png")
-    trials.draw(PICTURES / "search-frontiers.png")
-    zoo_tables.draw(PICTURES / "zoo-frontiers.png")
+    plot_learning(PICTURES / "learning.png")
+    trials.plot_search(PICTURES / "search-frontiers.png")
+    zoo_tables.plot_zoo(PICTURES / "zoo-frontiers.png")
     for page in PAGES:
-        page.write_text(fill(page.read_text(), ROOT / "runs" / "report"))
+        page.write_text(fill_page(page.read_text(), ROOT / "runs" / "report"))
         print(f"filled {page}")
 
 

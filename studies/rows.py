@@ -33,7 +33,7 @@ EXTRA = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A model of a study: its recipe, what it is distilled from, and what it is asked to do."""
 
     label: str
@@ -45,7 +45,7 @@ class Row:
     share: float = 1.0
     """Of the steps of the recipe."""
     data: str | None = None
-    """A folder of tokens in --scratch, in place of --data."""
+    """A folder of tokens in --scratch, in options of --data."""
     kept: bool = False
     """Only train, and keep the weights for others."""
     method: str | None = None
@@ -54,22 +54,22 @@ class Row:
     network: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Changes of the recipe's network."""
     tasks: tuple[dict[str, Any], ...] = ()
-    """Grids for `evaluate`."""
+    """Sweeps for `evaluate`."""
 
 
-JUDGE = Row("judge", "small-ar", seed=1, kept=True)
+JUDGE = StudyRow("judge", "small-ar", seed=1, kept=True)
 BASES = {
-    "base": Row("base", "small-mdlm", kept=True),
-    "base-1": Row("base-1", "small-mdlm", seed=1, kept=True),
-    "base-2": Row("base-2", "small-mdlm", seed=2, kept=True),
-    "base-u": Row("base-u", "small-udlm", kept=True),
+    "base": StudyRow("base", "small-mdlm", kept=True),
+    "base-1": StudyRow("base-1", "small-mdlm", seed=1, kept=True),
+    "base-2": StudyRow("base-2", "small-mdlm", seed=2, kept=True),
+    "base-u": StudyRow("base-u", "small-udlm", kept=True),
 }
 """Rows of the study's main table that trials start from: MDLM, twice more from other seeds, and UDLM."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a study finds and leaves things, and how large it is."""
+class StudyOptions:
+    """The options of a study: where it finds and leaves things, and how large it is."""
 
     data: Path
     texts: Path
@@ -77,17 +77,17 @@ class Place:
     scratch: Path
     judge: Path
     steps: int
-    num: int
+    num_samples: int
     device: str
     small: bool
 
 
-def arguments(about: str | None, rows: Sequence[str], out: str) -> tuple[list[str], Place]:
+def parse_arguments(about: str | None, rows: Sequence[str], out: str) -> tuple[list[str], StudyOptions]:
     """The options of every study."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder written by cdlm prepare")
     parser.add_argument("--texts", type=Path, required=True, help="folder with valid.txt and the evaluation sets")
-    parser.add_argument("--out", type=Path, default=Path(out), help="folder for a folder a row")
+    parser.add_argument("--out", type=Path, default=Path(out), help="directory for a directory per row")
     parser.add_argument("--scratch", type=Path, default=Path("runs/studies"), help="folder for weights")
     parser.add_argument(
         "--judge", type=Path, help="a run of ar of another seed [trained in --scratch by the row judge]"
@@ -96,28 +96,28 @@ def arguments(about: str | None, rows: Sequence[str], out: str) -> tuple[list[st
         "--rows", nargs="+", default=list(rows), choices=list(rows), metavar="ROW", help=", ".join(rows)
     )
     parser.add_argument("--steps", type=int, default=FULL, help="of a whole run, of 65,536 tokens each; half for ar")
-    parser.add_argument("--num", type=int, default=128, help="texts in a cell")
+    parser.add_argument("--num-samples", type=int, default=128, help="samples per cell")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="try the script: a tiny network, tiny batches")
-    asked = parser.parse_args()
-    for folder in (asked.data, asked.texts):
+    args = parser.parse_args()
+    for folder in (args.data, args.texts):
         if not folder.is_dir():
             parser.error(f"there is no folder {folder}")
-    judge = asked.judge or asked.scratch / "judge"
-    place = Place(
-        asked.data, asked.texts, asked.out, asked.scratch, judge, asked.steps, asked.num, asked.device, asked.small
+    judge = args.judge or args.scratch / "judge"
+    options = StudyOptions(
+        args.data, args.texts, args.out, args.scratch, judge, args.steps, args.num_samples, args.device, args.small
     )
-    return asked.rows, place
+    return args.rows, options
 
 
-def finish(name: str, row: Row, place: Place) -> None:
+def run_row(name: str, row: StudyRow, options: StudyOptions) -> None:
     """Train a row, have it do its tasks, keep the numbers, drop the weights; nothing if that was done before."""
-    out = place.out / name
+    out = options.out / name
     if (out / DONE).is_file():
         print(f"{name}: done before", flush=True)
         return
     began = time.perf_counter()
-    run = trained(name, row, place)
+    run = train_row(name, row, options)
     between = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     for file in ("run.json", "metrics.jsonl"):
@@ -125,59 +125,59 @@ def finish(name: str, row: Row, place: Place) -> None:
     console = Console(width=160, highlight=False)
     for task in row.tasks:
         needed = task.get("judge", ()) != ("none",) and task.get("tasks") != ("likelihood",)
-        asked = {
-            "judge": (str(wait_for(place.judge)),) if needed else (),
-            "num": place.num,
-            "batch": min(64, place.num),
+        sweep: dict[str, Any] = {
+            "judge": (str(wait_for(options.judge)),) if needed else (),
+            "num_samples": options.num_samples,
+            "batch_size": min(64, options.num_samples),
             **task,
         }
         models = (f"{row.label}={run}",)
-        evaluate(EvalConfig(models, out=out, device=place.device, **asked), console)  # type: ignore[arg-type]
+        evaluate(EvalConfig(models=models, out=out, device=options.device, **sweep), console)
     seconds = {"train": round(between - began, 1), "evaluate": round(time.perf_counter() - between, 1)}
-    (out / DONE).write_text(json.dumps({"row": name, "label": row.label, "steps": place.steps, **seconds}) + "\n")
-    for folder in (run, scratch(f"{name}-base", place)):
+    (out / DONE).write_text(json.dumps({"row": name, "label": row.label, "steps": options.steps, **seconds}) + "\n")
+    for folder in (run, scratch_path(f"{name}-base", options)):
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{name}: {seconds['train']} s of training, {seconds['evaluate']} s of evaluation", flush=True)
 
 
-def trained(name: str, row: Row, place: Place) -> Path:
+def train_row(name: str, row: StudyRow, options: StudyOptions) -> Path:
     """The run of a row; two stages have two thirds and one third of the steps."""
-    config = settings(row, place, scratch(name, place), row.share)
+    config = train_config(row, options, scratch_path(name, options), row.share)
     if row.start:
-        wait_for(place.scratch / row.start)
+        wait_for(options.scratch / row.start)
     if row.base:
         first = dataclasses.replace(row, recipe=row.base, base=None, method=None)
-        base = settings(first, place, scratch(f"{name}-base", place), share=2 / 3)
+        base = train_config(first, options, scratch_path(f"{name}-base", options), share=2 / 3)
         train(base, "auto")
         config = dataclasses.replace(config, init_from=base.out)
     train(config, "auto")
     return config.out
 
 
-def scratch(name: str, place: Place) -> Path:
+def scratch_path(name: str, options: StudyOptions) -> Path:
     """The weights of a row; studies that run beside each other may have rows of the same name."""
-    return place.scratch / place.out.name / name
+    return options.scratch / options.out.name / name
 
 
-def settings(row: Row, place: Place, out: Path, share: float = 1.0) -> TrainConfig:
+def train_config(row: StudyRow, options: StudyOptions, out: Path, share: float = 1.0) -> TrainConfig:
     """A recipe, in its proportion of the study's steps: decays and schedules keep their share of the run."""
     config = RECIPES[row.recipe].config
     config = dataclasses.replace(config, network=dataclasses.replace(config.network, **row.network))
-    steps = max(1, round(config.steps * share * place.steps / FULL))
+    steps = max(1, round(config.steps * share * options.steps / FULL))
     changes: dict[str, Any] = {
         "steps": steps,
         "reference_steps": round(config.reference_steps * share),
         "seed": row.seed,
     }
     changes |= {
-        "data": place.scratch / row.data if row.data else place.data,
+        "data": options.scratch / row.data if row.data else options.data,
         "out": out,
-        "device": place.device,
+        "device": options.device,
         "method": row.method or config.method,
     }
-    changes |= {"init_from": place.scratch / row.start} if row.start else {}
+    changes |= {"init_from": options.scratch / row.start} if row.start else {}
     changes |= {"valid_every": 0, "valid_samples": 0, "save_every": steps, "keep_checkpoints": 1, "log_every": 50}
-    if place.small:
+    if options.small:
         network = dataclasses.replace(config.network, hidden_size=64, num_layers=2, num_heads=2, cond_dim=32)
         changes |= {
             "network": network,
@@ -201,21 +201,21 @@ def wait_for(run: Path, minutes: float = 15) -> Path:
     return run
 
 
-def keep(name: str, row: Row, place: Place) -> None:
+def train_kept_row(name: str, row: StudyRow, options: StudyOptions) -> None:
     """Train a row whose weights stay."""
-    out = place.judge if name == "judge" else place.scratch / name
+    out = options.judge if name == "judge" else options.scratch / name
     if not (out / DONE).is_file():
-        train(settings(row, place, out, row.share), "auto")
+        train(train_config(row, options, out, row.share), "auto")
         (out / DONE).write_text("{}\n")
 
 
-def study(rows: dict[str, Row], asked: Sequence[str], place: Place) -> None:
+def run_rows(rows: dict[str, StudyRow], names: Sequence[str], options: StudyOptions) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        for name in asked:
-            (keep if rows[name].kept else finish)(name, rows[name], place)
+        for name in names:
+            (train_kept_row if rows[name].kept else run_row)(name, rows[name], options)
 
 
-def run(about: str | None, rows: Callable[[Path], dict[str, Row]], out: str) -> None:
+def run_study(about: str | None, rows: Callable[[Path], dict[str, StudyRow]], out: str) -> None:
     """A study as a command."""
-    asked, place = arguments(about, list(rows(Path())), out)
-    study(rows(place.texts), asked, place)
+    names, options = parse_arguments(about, list(rows(Path())), out)
+    run_rows(rows(options.texts), names, options)

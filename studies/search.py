@@ -17,9 +17,9 @@ import numpy as np
 
 import cdlm
 from cdlm.data.tokens import DTYPES, Split, read_meta
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import resolve
 from studies.mcdlm_search import register
-from studies.rows import BASES, DONE, EXTRA, JUDGE, Place, Row, arguments, study, wait_for
+from studies.rows import BASES, DONE, EXTRA, JUDGE, StudyOptions, StudyRow, parse_arguments, run_rows, wait_for
 
 STEPS = (8, 32)
 TRIALS = {
@@ -46,16 +46,16 @@ BEST, REPEATED = "guided-teacher", ("guided-teacher", "kl")
 """The trial that wins, and those that are repeated from two other runs of MDLM."""
 UNIFORM = {"udlm": "udlm", "ucdlm": "ucdlm", "ucdlm-kl": "ucdlm:divergence=kl"}
 """The same from UDLM, its control first."""
-ROLLOUTS = {
-    "rollouts": Sampling(64, temperature=0.9),
-    "rollouts-guided": Sampling(64, temperature=0.85, guidance=0.5, order="dilated"),
+ROLLOUTS: dict[str, dict[str, Any]] = {
+    "rollouts": {"steps": 64, "temperature": 0.9},
+    "rollouts-guided": {"steps": 64, "temperature": 0.85, "guidance": 0.5, "order": "dilated"},
 }
 """Trials at sequence level: MDLM goes on with texts that the base has written so."""
-NUM = 16_384
-"""Of those texts."""
+NUM_ROLLOUTS = 16_384
+"""How many samples."""
 
 
-def rows(texts: Path) -> dict[str, Row]:
+def study_rows(texts: Path) -> dict[str, StudyRow]:
     orders = ("random", "dilated", "bit-reversed")
     bound: dict[str, Any] = {"tasks": ("likelihood",), "texts": (f"valid={texts / 'valid.txt'}",)}
     bound |= {"steps": STEPS, "order": orders}
@@ -68,66 +68,68 @@ def rows(texts: Path) -> dict[str, Row]:
     samplers: tuple[dict[str, Any], ...] = (
         spread,
         {"steps": STEPS, "order": ("probability", "margin"), "temperature": (1.4, 1.2, 1.0)},
-        {"steps": STEPS, "grid": ("cosine",), "temperature": (1.0, 0.9, 0.8)},
+        {"steps": STEPS, "timesteps": ("cosine",), "temperature": (1.0, 0.9, 0.8)},
         {"steps": STEPS, "corrector": ("constant", "rescale"), "eta": (0.05, 0.2), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "corrector": ("loop",), "eta": (0.1,), "temperature": (1.0, 0.85, 0.7)},
         {"steps": STEPS, "guidance": (0.25, 0.5, 1.0, 2.0), "temperature": hot},
         guided,
         {"steps": STEPS, "order": ("dilated",), "guidance": (0.25, 2.0), "temperature": hot},
-        {"steps": STEPS, "cool": (0.8, 0.5), "temperature": hot},
+        {"steps": STEPS, "temperature_end": (0.8, 0.5), "temperature": hot},
     )
     tails: tuple[dict[str, Any], ...] = (
-        {**frontier, "tail": ("none", "argmax", "sample")},
+        {**frontier, "final_step": ("none", "argmax", "sample")},
         {"steps": STEPS, "corrector": ("constant",), "eta": (0.1, 0.3), "temperature": (1.0, 0.85, 0.7)},
     )
     found = {"judge": JUDGE, **BASES}
     for seed in (0, 1, 2):
-        end, said = (f"-{seed}", f", seed {seed}") if seed else ("", "")
-        again: dict[str, Any] = {"start": f"base{end}", "share": EXTRA, "seed": seed}
+        suffix = f"-{seed}" if seed else ""
+        seed_label = f", seed {seed}" if seed else ""
+        again: dict[str, Any] = {"start": f"base{suffix}", "share": EXTRA, "seed": seed}
         every = (spread, guided) if seed else samplers
-        found[f"mdlm{end}"] = Row(f"MDLM{said}", "small-mdlm", tasks=(bound, frontier, *every), **again)
+        found[f"mdlm{suffix}"] = StudyRow(f"MDLM{seed_label}", "small-mdlm", tasks=(bound, frontier, *every), **again)
         for name, method in TRIALS.items():
             if seed and name not in REPEATED:
                 continue
             ways = (bound, frontier, some, spread) if "order" in method or name == BEST else (bound, frontier, some)
-            found[name + end] = Row(name + said, "small-mdlm", method=method, tasks=ways, **again)
+            found[name + suffix] = StudyRow(name + seed_label, "small-mdlm", method=method, tasks=ways, **again)
     more: dict[str, Any] = {"start": "base", "share": EXTRA, "tasks": (bound, frontier, some, spread)}
     for name in ROLLOUTS:
-        found[name] = Row(name, "small-mdlm", data=f"written-{name}", **more)
+        found[name] = StudyRow(name, "small-mdlm", data=f"written-{name}", **more)
     for name, method in UNIFORM.items():
         label = "UDLM" if name == "udlm" else name
-        found[name] = Row(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=tails)
+        found[name] = StudyRow(label, "small-udlm", method=method, start="base-u", share=EXTRA, tasks=tails)
     return found
 
 
-def write_rollouts(name: str, place: Place) -> None:
-    """Texts that the base writes in many steps, as tokens to train on: its joint law, simpler than people's."""
-    out, base = place.scratch / f"written-{name}", wait_for(place.scratch / "base")
+def write_rollouts(name: str, options: StudyOptions) -> None:
+    """Samples of the base in many steps, as tokens to train on: its joint distribution, simpler than that of human text."""
+    out, base = options.scratch / f"written-{name}", wait_for(options.scratch / "base")
     if (out / DONE).is_file():
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    model = cdlm.load(base, device=place.device)
-    num = 32 if place.small else NUM
-    templates = model.continuations([""], num)
-    texts = sorted(model.complete(templates, ROLLOUTS[name], batch=512), key=lambda text: text.index)
-    meta = read_meta(place.data)
-    ids = np.array([text.token_ids for text in texts], dtype=DTYPES[meta.dtype])
+    model = cdlm.load(base, device=options.device)
+    num_samples = 32 if options.small else NUM_ROLLOUTS
+    templates = model.continuations([""], num_samples)
+    settings = resolve(ROLLOUTS[name], model.denoiser.process, model.posterior)
+    samples = sorted(model.complete(templates, settings, batch_size=512), key=lambda sample: sample.index)
+    meta = read_meta(options.data)
+    ids = np.array([sample.token_ids for sample in samples], dtype=DTYPES[meta.dtype])
     ids.tofile(out / "train.bin")
-    written = Split(num, 0, ids.size, 0, 0, hashlib.sha256(ids.tobytes()).hexdigest())
+    written = Split(num_samples, 0, ids.size, 0, 0, hashlib.sha256(ids.tobytes()).hexdigest())
     for file in ("valid.bin", "tokenizer.json"):
-        shutil.copyfile(place.data / file, out / file)
+        shutil.copyfile(options.data / file, out / file)
     dataclasses.replace(meta, splits={**meta.splits, "train": written}).write(out)
     (out / DONE).write_text("{}\n")
 
 
 def main() -> None:
     register()
-    asked, place = arguments(__doc__, list(rows(Path())), "studies/results/search")
-    for name in asked:
+    names, options = parse_arguments(__doc__, list(study_rows(Path())), "studies/results/search")
+    for name in names:
         if name in ROLLOUTS:
-            write_rollouts(name, place)
-        study(rows(place.texts), [name], place)
+            write_rollouts(name, options)
+        run_rows(study_rows(options.texts), [name], options)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from cdlm.eval.report.frontier import Point, Span, matched, points, spans
-from cdlm.eval.report.rows import Section, control, gather, name, plain, unconditional
-from cdlm.eval.results import Row, read_samples
+from cdlm.eval.report.frontier import FrontierRatio, Point, compare_frontiers, frontier_points, match_entropies
+from cdlm.eval.report.rows import Section, control_label, display_name, read_sections, unconditional_rows, uncontrolled
+from cdlm.eval.results import ResultRow, read_samples
 from cdlm.metrics.gen_ppl import Interval
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import resolve
 from cdlm.train.plot import canvas
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,17 +54,17 @@ TRIALS = {
 UNIFORM = {
     "UDLM": ("the control", "a little behind MDLM"),
     "UDLM (greedy)": ("a tail that takes the likeliest tokens", "repeats itself"),
-    "UDLM (sample tail)": ("a tail that draws from the predicted law", "as without"),
+    "UDLM (final step sampled)": ("a tail that draws from the predicted law", "as without"),
     "UDLM (constant, eta 0.1)": ("a corrector", "no gain"),
     "UDLM (constant, eta 0.3)": ("a corrector", "no gain"),
     "ucdlm": ("UCDLM", "far behind"),
     "ucdlm (greedy)": ("its greedy tail, the paper's best row", "as without"),
-    "ucdlm (sample tail)": ("a tail that draws", "as without"),
+    "ucdlm (final step sampled)": ("a tail that draws", "as without"),
     "ucdlm (constant, eta 0.1)": ("a corrector", "no gain"),
     "ucdlm (constant, eta 0.3)": ("a corrector", "no gain"),
     "ucdlm-kl": ("UCDLM with forward KL", "better than with JSD, far behind UDLM"),
     "ucdlm-kl (greedy)": ("its greedy tail", "as without"),
-    "ucdlm-kl (sample tail)": ("a tail that draws", "as without"),
+    "ucdlm-kl (final step sampled)": ("a tail that draws", "as without"),
     "ucdlm-kl (constant, eta 0.1)": ("a corrector", "no gain"),
     "ucdlm-kl (constant, eta 0.3)": ("a corrector", "no gain"),
 }
@@ -88,8 +88,8 @@ SAMPLERS = {
     "dilated, guidance 0.5": "**wins: the best at 32 steps**",
     "dilated, guidance 1": "**wins: the best at 8 steps**",
     "dilated, guidance 2": "wins at 8 steps, by less at equal entropy; too much at 32",
-    "cool 0.8": "a little",
-    "cool 0.5": "a little",
+    "temperature-end 0.8": "a little",
+    "temperature-end 0.5": "a little",
 }
 """Samplers on MDLM: the verdict."""
 CURVES = {
@@ -113,90 +113,92 @@ QUESTIONS = {
     "MCDLM after MDLM": "867 steps as MDLM, 433 as MCDLM: the tokens of the study's MCDLM",
 }
 """Rows of the ablations that the paper does not have: what each changes."""
-READ: dict[str, dict[str, Any]] = {
+SHOWN_SAMPLERS: dict[str, dict[str, Any]] = {
     "Plain": {},
     "Top-p 0.8": {"top_p": 0.8},
     "Dilated": {"order": "dilated"},
     "Dilated, guidance 0.5": {"order": "dilated", "guidance": 0.5},
     "Dilated, guidance 1, top-p 0.9": {"order": "dilated", "guidance": 1.0, "top_p": 0.9},
 }
-CUT = 700
+MAX_CHARACTERS = 700
 """Letters of a text that are shown."""
 BEST = {8: STRONG, 32: GUIDED}
 """The best sampler for MDLM at so many steps."""
 
 
 @cache
-def rows_of(study: str) -> tuple[list[Section], list[Row]]:
-    return gather(sorted((RESULTS / study).iterdir()))
+def read_study(study: str) -> tuple[list[Section], list[ResultRow]]:
+    return read_sections(sorted((RESULTS / study).iterdir()))
 
 
 @cache
-def sections() -> dict[str, Section]:
+def search_sections() -> dict[str, Section]:
     """Of the search, by judge: `in-domain`, `smollm2`."""
-    found, _ = rows_of("search")
+    found, _ = read_study("search")
     return {"in-domain" if "in-domain" in section.judge else section.judge: section for section in found}
 
 
-def bounds(study: str) -> dict[str, str]:
+def nelbo_by_model(study: str) -> dict[str, str]:
     """The NELBO of each model on held-out texts, as a perplexity per token."""
-    return {row["model"]: f"{row['nelbo_ppl']:.0f}" for row in rows_of(study)[1]}
+    return {row["model"]: f"{row['nelbo_ppl']:.0f}" for row in read_study(study)[1]}
 
 
 @cache
-def curve(judge: str, label: str) -> tuple[Row, ...]:
+def curve_rows(judge: str, label: str) -> tuple[ResultRow, ...]:
     """The cells of a model and its sampler."""
-    return tuple(row for row in unconditional(sections()[judge].rows) if name(row) == label)
+    return tuple(row for row in unconditional_rows(search_sections()[judge].rows) if display_name(row) == label)
 
 
 @cache
-def ratio(judge: str, steps: int, label: str, baseline: str, axis: str = "entropy") -> Span | None:
+def frontier_ratio(judge: str, steps: int, label: str, baseline: str, axis: str = "entropy") -> FrontierRatio | None:
     """Frontier against frontier over the entropies, or the shares of distinct pairs, that both reach."""
-    rows = alike(curve(judge, label), curve(judge, baseline))
-    found = points(dataclasses.replace(sections()[judge], rows=rows))
+    rows = with_shared_controls(curve_rows(judge, label), curve_rows(judge, baseline))
+    found = frontier_points(dataclasses.replace(search_sections()[judge], rows=rows))
     if axis != "entropy":
-        found = [_at(point, row[axis]) for point, row in zip(found, rows, strict=True)]
-    return next((span for span in spans(found, baseline) if span.steps == steps), None)
+        found = [_at_value(point, row[axis]) for point, row in zip(found, rows, strict=True)]
+    return next((span for span in compare_frontiers(found, baseline) if span.steps == steps), None)
 
 
-def alike(own: Sequence[Row], base: Sequence[Row]) -> list[Row]:
+def with_shared_controls(own: Sequence[ResultRow], base: Sequence[ResultRow]) -> list[ResultRow]:
     """Of each control the values that both have, if those say enough: a line through more cells lies lower."""
     rows = []
     for kind in ("T", "top-p"):
-        mine, theirs = ({control(row) for row in side if control(row).startswith(kind)} for side in (own, base))
+        mine, theirs = (
+            {control_label(row) for row in side if control_label(row).startswith(kind)} for side in (own, base)
+        )
         shared = mine & theirs
         kept = shared if len(shared) > 1 or shared == mine else mine | theirs
-        rows += [row for row in (*own, *base) if control(row) in kept]
-    return [row for row in (*own, *base) if control(row) == "plain"] + rows
+        rows += [row for row in (*own, *base) if control_label(row) in kept]
+    return [row for row in (*own, *base) if control_label(row) == "plain"] + rows
 
 
-def _at(point: Point, value: float) -> Point:
+def _at_value(point: Point, value: float) -> Point:
     return dataclasses.replace(point, entropy=np.full_like(point.entropy, value))
 
 
-def called(model: str, sampler: str) -> str:
+def row_label(model: str, sampler: str) -> str:
     return f"{model} ({sampler})" if sampler else model
 
 
-def bare(judge: str, label: str, steps: int) -> str:
+def plain_cell(judge: str, label: str, steps: int) -> str:
     """Perplexity (entropy, distinct-2) without temperature or top-p."""
-    for row in curve(judge, label):
-        if row["sampling"]["steps"] == steps and control(row) == "plain":
+    for row in curve_rows(judge, label):
+        if row["sampling"]["steps"] == steps and control_label(row) == "plain":
             return f"{row['ppl']:.0f} ({row['entropy']:.2f}, {row['distinct_2']:.2f})"
     return ""
 
 
-def said(span: Span | None, interval: bool = True) -> str:
+def ratio_text(span: FrontierRatio | None, interval: bool = True) -> str:
     if span is None:
         return ""
-    return spoken(span.ratio) if interval else f"{span.ratio.value:.2f}"
+    return interval_text(span.ratio) if interval else f"{span.ratio.value:.2f}"
 
 
-def spoken(found: Interval | None) -> str:
+def interval_text(found: Interval | None) -> str:
     return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else "beyond its frontier"
 
 
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -208,44 +210,48 @@ HEAD = [
 ]
 
 
-def against(label: str, baseline: str, judge: str = "in-domain") -> list[str]:
+def comparison_cells(label: str, baseline: str, judge: str = "in-domain") -> list[str]:
     cells = []
     for steps in STEPS:
-        cells += [bare(judge, label, steps), said(ratio(judge, steps, label, baseline))]
-        cells.append(said(ratio(judge, steps, label, baseline, "distinct_2"), interval=False))
+        cells += [plain_cell(judge, label, steps), ratio_text(frontier_ratio(judge, steps, label, baseline))]
+        cells.append(ratio_text(frontier_ratio(judge, steps, label, baseline, "distinct_2"), interval=False))
     return cells
 
 
-def trials() -> str:
-    bound = bounds("search")
-    rows = [["MDLM, the control", "trains on as it was", bound["MDLM"], *against("MDLM", "MDLM"), ""]]
+def trials_table() -> str:
+    bound = nelbo_by_model("search")
+    rows = [["MDLM, the control", "trains on as it was", bound["MDLM"], *comparison_cells("MDLM", "MDLM"), ""]]
     for trial, (idea, verdict) in TRIALS.items():
-        rows.append([f"`{trial}`", idea, bound[trial], *against(trial, "MDLM"), verdict])
-    return grid(["Trial", "idea", "NELBO", *HEAD, "verdict"], rows)
+        rows.append([f"`{trial}`", idea, bound[trial], *comparison_cells(trial, "MDLM"), verdict])
+    return markdown_table(["Trial", "idea", "NELBO", *HEAD, "verdict"], rows)
 
 
-def samplers() -> str:
-    rows = [["plain", *against("MDLM", "MDLM"), ""]]
-    rows += [[how, *against(called("MDLM", how), "MDLM"), verdict] for how, verdict in SAMPLERS.items()]
-    return grid(["Sampler", *HEAD, "verdict"], rows)
+def samplers_table() -> str:
+    rows = [["plain", *comparison_cells("MDLM", "MDLM"), ""]]
+    rows += [[how, *comparison_cells(row_label("MDLM", how), "MDLM"), verdict] for how, verdict in SAMPLERS.items()]
+    return markdown_table(["Sampler", *HEAD, "verdict"], rows)
 
 
-def uniform() -> str:
-    rows = [[label, idea, *against(label, "MDLM"), verdict] for label, (idea, verdict) in UNIFORM.items()]
-    return grid(["Row", "idea", *HEAD, "verdict"], rows)
+def uniform_table() -> str:
+    rows = [[label, idea, *comparison_cells(label, "MDLM"), verdict] for label, (idea, verdict) in UNIFORM.items()]
+    return markdown_table(["Row", "idea", *HEAD, "verdict"], rows)
 
 
-def same() -> str:
+def same_sampler_table() -> str:
     """Trials and MDLM, both with the dilated order and guidance."""
-    rows = [["MDLM", *against(called("MDLM", GUIDED), "MDLM"), "", ""]]
+    rows = [["MDLM", *comparison_cells(row_label("MDLM", GUIDED), "MDLM"), "", ""]]
     for trial in TRIALS:
-        label, base = called(trial, GUIDED), called("MDLM", GUIDED)
-        beside = [said(ratio("in-domain", steps, label, base, "distinct_2"), interval=False) for steps in STEPS]
-        rows.append([f"`{trial}`", *against(label, "MDLM"), *beside])
-    return grid(["Trial, so sampled", *HEAD, *(f"beside MDLM so sampled, {steps} steps" for steps in STEPS)], rows)
+        label, base = row_label(trial, GUIDED), row_label("MDLM", GUIDED)
+        beside = [
+            ratio_text(frontier_ratio("in-domain", steps, label, base, "distinct_2"), interval=False) for steps in STEPS
+        ]
+        rows.append([f"`{trial}`", *comparison_cells(label, "MDLM"), *beside])
+    return markdown_table(
+        ["Trial, so sampled", *HEAD, *(f"beside MDLM so sampled, {steps} steps" for steps in STEPS)], rows
+    )
 
 
-def seeds() -> str:
+def seeds_table() -> str:
     """The winners from three runs of MDLM, by two judges."""
     shown = [
         ("guided-teacher", dict.fromkeys(STEPS, PLAIN)),
@@ -261,49 +267,50 @@ def seeds() -> str:
                 cells = [f"{model}, {how[steps] or 'plain'}", str(steps), judge]
                 for axis in ("entropy", "distinct_2"):
                     found = [
-                        ratio(judge, steps, called(model + seed, how[steps]), f"MDLM{seed}", axis) for seed in SEEDS
+                        frontier_ratio(judge, steps, row_label(model + seed, how[steps]), f"MDLM{seed}", axis)
+                        for seed in SEEDS
                     ]
                     values = [span.ratio.value for span in found if span]
-                    cells += [", ".join(f"{value:.2f}" for value in values), over(values)]
+                    cells += [", ".join(f"{value:.2f}" for value in values), mean_over_seeds(values)]
                 if cells[3]:
                     rows.append(cells)
     each = ("at equal entropy", "mean [95 %]", "at equal distinct-2", "mean [95 %]")
-    return grid(["Configuration", "steps", "judge", *each], rows)
+    return markdown_table(["Configuration", "steps", "judge", *each], rows)
 
 
-def questions() -> str:
+def questions_table() -> str:
     """The paper's open questions: the bound, and each model without control beside MDLM at some temperature."""
-    (section,), _ = rows_of("ablations")
-    bound = bounds("ablations")
-    bare_rows = plain(unconditional(section.rows))
-    cells = [point for point in points(section) if "top-p" not in point.control]
-    beside = {(match.steps, match.name): match.ratio for match in matched(cells, "MDLM")}
+    (section,), _ = read_study("ablations")
+    bound = nelbo_by_model("ablations")
+    bare_rows = uncontrolled(unconditional_rows(section.rows))
+    cells = [point for point in frontier_points(section) if "top-p" not in point.control]
+    beside = {(match.steps, match.name): match.ratio for match in match_entropies(cells, "MDLM")}
     rows = []
     for model, what in QUESTIONS.items():
         line = [what, bound[model]]
         for steps in (8, 64, 256):
             (row,) = (r for r in bare_rows if r["model"] == model and r["sampling"]["steps"] == steps)
             line.append(f"{row['ppl']:.0f} ({row['entropy']:.2f})")
-            line.append("" if model == "MDLM" else spoken(beside.get((steps, model))))
+            line.append("" if model == "MDLM" else interval_text(beside.get((steps, model))))
         rows.append(line)
     heads = (part for steps in (8, 64, 256) for part in (f"{steps} steps: perplexity (entropy)", "beside MDLM"))
-    return grid(["Row", "NELBO", *heads], rows)
+    return markdown_table(["Row", "NELBO", *heads], rows)
 
 
-def texts() -> str:
+def sample_texts() -> str:
     """The first text of some ways to take 8 steps; nothing where the texts are not at hand."""
-    asked = {name: vars(Sampling(8, **how)) for name, how in READ.items()}
+    wanted = {name: dataclasses.asdict(resolve({"steps": 8, **given})) for name, given in SHOWN_SAMPLERS.items()}
     found = {}
     for path in (RESULTS / "search").glob("mdlm/samples/*-8-steps-*.jsonl"):
         samples = read_samples(path)
-        for key, how in asked.items():
-            if samples.about["sampling"] == how:
-                text = " ".join(samples.lines[0]["text"][:CUT].split()).replace("<", "&lt;")
+        for key, settings in wanted.items():
+            if samples.header["sampling"] == settings:
+                text = " ".join(samples.lines[0]["text"][:MAX_CHARACTERS].split()).replace("<", "&lt;")
                 found[key] = f"**{key}**\n\n> {text}\n"
-    return "\n".join(found[key] for key in asked) if len(found) == len(asked) else ""
+    return "\n".join(found[key] for key in wanted) if len(found) == len(wanted) else ""
 
 
-def over(values: Sequence[float]) -> str:
+def mean_over_seeds(values: Sequence[float]) -> str:
     """The geometric mean over seeds, with Student's interval."""
     if len(values) < len(SEEDS):
         return ""
@@ -312,7 +319,7 @@ def over(values: Sequence[float]) -> str:
     return f"**{math.exp(logs.mean()):.2f}** [{math.exp(low):.2f}, {math.exp(high):.2f}]"
 
 
-def draw(out: Path) -> None:
+def plot_search(out: Path) -> None:
     """Frontiers at equal entropy and at equal distinct-2, of three seeds."""
     figure, first = canvas(10, 8)
     first.remove()
@@ -323,12 +330,14 @@ def draw(out: Path) -> None:
                 for number, seed in enumerate(SEEDS):
                     sampler = BEST[steps] if how == "best" else how
                     cells = [
-                        r for r in curve("in-domain", called(model + seed, sampler)) if r["sampling"]["steps"] == steps
+                        r
+                        for r in curve_rows("in-domain", row_label(model + seed, sampler))
+                        if r["sampling"]["steps"] == steps
                     ]
                     for kind in ("temperature", "top_p"):
                         other = "top_p" if kind == "temperature" else "temperature"
                         path = sorted((r[axis], r["ppl"]) for r in cells if r["sampling"][other] == 1)
-                        label = called(model, sampler) if not number and kind == "temperature" else None
+                        label = row_label(model, sampler) if not number and kind == "temperature" else None
                         dash = "-" if kind == "temperature" else ":"
                         panel.plot(
                             *zip(*path, strict=True), linestyle=dash, markersize=4, linewidth=1, label=label, **style
@@ -346,11 +355,11 @@ def draw(out: Path) -> None:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "trials": trials,
-    "samplers": samplers,
-    "uniform": uniform,
-    "same": same,
-    "seeds": seeds,
-    "questions": questions,
-    "texts": texts,
+    "trials": trials_table,
+    "samplers": samplers_table,
+    "uniform": uniform_table,
+    "same": same_sampler_table,
+    "seeds": seeds_table,
+    "questions": questions_table,
+    "texts": sample_texts,
 }

@@ -20,19 +20,19 @@ from rich.console import Console
 from rich.table import Table
 
 from cdlm.eval.results import read_samples
-from studies.second_opinion import pattern, sampled
+from studies.second_opinion import regex_argument, sample_files
 
 COMMON = frozenset(["the", "of", "and", "to", "in", "a", "is", "was", "that", "for", "it", "with", "as", "he", "his"])
 LONG = 4
 """Letters of a longer word."""
-NEAR = 5
+WINDOW = 5
 """Longer words, of at least so many letters, that are looked back at."""
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
-LENGTH = 170
+PIECE_LENGTH = 170
 """Words of a piece of the reference: about 256 tokens."""
 
 
-def measure(texts: Sequence[str]) -> tuple[float, float, float]:
+def measure_words(texts: Sequence[str]) -> tuple[float, float, float]:
     """The share of common words; of the commonest longer word of a text, on average; of pairs said twice at once."""
     common = total = twice = 0
     most = []
@@ -47,27 +47,27 @@ def measure(texts: Sequence[str]) -> tuple[float, float, float]:
 
 
 @functools.cache
-def known() -> frozenset[str]:
+def known_words() -> frozenset[str]:
     return frozenset(lzma.decompress((Path(__file__).parent / "english.txt.xz").read_bytes()).decode().split())
 
 
-def spelled(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     """The words of a text without numbers, up to its end."""
     return WORD.findall(text.partition("<|endoftext|>")[0].replace("\u2019", "'").lower())
 
 
-def english(texts: Sequence[str]) -> float:
+def english_share(texts: Sequence[str]) -> float:
     """The share of words that people use."""
-    words = [word for text in texts for word in spelled(text)]
-    return sum(word in known() for word in words) / max(1, len(words))
+    words = [word for text in texts for word in words_of(text)]
+    return sum(word in known_words() for word in words) / max(1, len(words))
 
 
-def again(texts: Sequence[str]) -> float:
+def repeated_share(texts: Sequence[str]) -> float:
     """The share of longer words that were said just before; of a text, on average."""
     shares = []
     for text in texts:
-        longer = [word for word in spelled(text) if len(word) >= NEAR]
-        said = sum(word in longer[max(0, k - NEAR) : k] for k, word in enumerate(longer))
+        longer = [word for word in words_of(text) if len(word) >= WINDOW]
+        said = sum(word in longer[max(0, k - WINDOW) : k] for k, word in enumerate(longer))
         shares.append(said / max(1, len(longer)))
     return sum(shares) / max(1, len(shares))
 
@@ -76,24 +76,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, help="folder of a study")
     parser.add_argument("--texts", type=Path, help="a file of texts by people, to compare with")
-    parser.add_argument("--match", type=pattern, default="", help="only texts whose ROW/FILE this pattern finds")
-    asked = parser.parse_args()
+    parser.add_argument("--match", type=regex_argument, default="", help="only texts whose ROW/FILE this pattern finds")
+    args = parser.parse_args()
     table = Table("texts", "common words", "commonest longer word", "pairs said twice", "English", "said again")
-    if asked.texts:
-        words = asked.texts.read_text().split()
-        add(table, asked.texts.name, [" ".join(words[k : k + LENGTH]) for k in range(0, len(words), LENGTH)])
-    files = sampled(asked.study, asked.match)
+    if args.texts:
+        words = args.texts.read_text().split()
+        add_table_row(
+            table, args.texts.name, [" ".join(words[k : k + PIECE_LENGTH]) for k in range(0, len(words), PIECE_LENGTH)]
+        )
+    files = sample_files(args.study, args.match)
     if not files:
-        parser.error(f"{asked.study} holds no such texts; it is a folder that a study wrote, with its samples/")
+        parser.error(f"{args.study} holds no such texts; it is a folder that a study wrote, with its samples/")
     for folder, path in files:
         samples = read_samples(path)
-        add(table, f"{folder.name}/{path.stem.rsplit('-', 1)[0]}", [line["text"] for line in samples.lines])
+        add_table_row(table, f"{folder.name}/{path.stem.rsplit('-', 1)[0]}", [line["text"] for line in samples.lines])
     Console(width=160, highlight=False).print(table)
 
 
-def add(table: Table, name: str, texts: Sequence[str]) -> None:
-    common, most, twice = measure(texts)
-    shares = (f"{common:.1%}", f"{most:.1%}", f"{twice:.2%}", f"{english(texts):.1%}", f"{again(texts):.1%}")
+def add_table_row(table: Table, name: str, texts: Sequence[str]) -> None:
+    common, most, twice = measure_words(texts)
+    shares = (
+        f"{common:.1%}",
+        f"{most:.1%}",
+        f"{twice:.2%}",
+        f"{english_share(texts):.1%}",
+        f"{repeated_share(texts):.1%}",
+    )
     table.add_row(f"{name} ({len(texts)})", *shares)
 
 

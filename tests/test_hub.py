@@ -33,10 +33,10 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("part", [None, 20_000])
 def test_a_saved_model_writes_the_same_texts(model: Path, tmp_path: Path, part: int | None) -> None:
     one = cdlm.load(model, "cpu")
-    folder = one.save_pretrained(tmp_path / "copy", part=part)
+    folder = one.save_pretrained(tmp_path / "copy", max_shard_size=part)
     assert (len(list(folder.glob("model*.safetensors"))) > 1) == (part is not None)
     other = cdlm.load(folder, "cpu")
-    assert (other.length, other.framed, other.trained) == (16, True, one.trained)
+    assert (other.max_length, other.bos_framed, other.training) == (16, True, one.training)
     assert [text.text for text in other.sample(3, steps=4)] == [text.text for text in one.sample(3, steps=4)]
     with pytest.raises(ValueError, match="holds a model already"):
         one.save_pretrained(folder)
@@ -64,7 +64,7 @@ def test_half_the_bytes(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", ["missing", "escape", "broken"])
 def test_damaged_parts_are_named(model: Path, tmp_path: Path, spoil: str) -> None:
-    folder = cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", part=20_000)
+    folder = cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", max_shard_size=20_000)
     index = folder / "model.safetensors.index.json"
     if spoil == "missing":
         second = sorted(folder.glob("model-*.safetensors"))[1]
@@ -82,7 +82,7 @@ def test_damaged_parts_are_named(model: Path, tmp_path: Path, spoil: str) -> Non
 
 def test_too_small_parts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="are too small"):
-        cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", part=100)
+        cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", max_shard_size=100)
 
 
 def as_version_1(config: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_transformers_gives_the_same_logits(
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     one = cdlm.load(write_model(tmp_path / "model", kind, BPE, length=16, tied=tied), "cpu")
-    folder = one.save_pretrained(tmp_path / f"copy-{kind}", part=part)
+    folder = one.save_pretrained(tmp_path / f"copy-{kind}", max_shard_size=part)
     assert (folder / CODE).is_file()
     other = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
     x, t = torch.randint(0, BPE.vocab_size, (2, 8)), torch.tensor([0.3, 0.9])
@@ -177,12 +177,12 @@ def test_a_card_says_how_it_was_made_and_measured(model: Path, tmp_path: Path) -
         "task": "unconditional",
         "ppl": 123.4,
         "entropy": 4.2,
-        "num": 64,
+        "num_samples": 64,
         "judge": "SmolLM2",
         "sampling": {"steps": 8},
     }
-    bound = {"task": "likelihood", "nelbo": 5.0, "set": "ptb"}
-    page = (cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", rows=[row, bound]) / "README.md").read_text()
+    bound = {"task": "likelihood", "nelbo": 5.0, "dataset": "ptb"}
+    page = (cdlm.load(model, "cpu").save_pretrained(tmp_path / "copy", results=[row, bound]) / "README.md").read_text()
     assert page.startswith("---\nlibrary_name: cdlm")
     assert "Trained by MCDLM (`mcdlm:kappa=0.2`): 300 steps, 0M tokens." in page
     assert "| 64 | 8 | SmolLM2 | 123.4 | 4.20 |" in page

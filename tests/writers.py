@@ -15,7 +15,7 @@ from cdlm.data import END
 from cdlm.data.tokenizer import Tokenizer
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import masked, uniform
 from cdlm.text.pipeline import Pipeline
 
@@ -49,7 +49,7 @@ def write_model(
         torch.nn.init.normal_(parameter, 0, 0.3)
     with torch.no_grad():
         denoiser.backbone.output_layer.linear.bias[words.eos] += favour
-    save(denoiser, folder)
+    save_denoiser(denoiser, folder)
     words.save(folder)
     config = json.loads((folder / "config.json").read_text())
     renamed = {"length": "max_length", "framed": "bos_framed", "padded": "eos_padded"}
@@ -60,7 +60,9 @@ def write_model(
 
 
 @functools.cache
-def small(kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool) -> Pipeline:
+def small(
+    kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool
+) -> Pipeline:
     """The same in double precision, where a text does not depend on its batch."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "small", kind, TOKENIZERS[words], favour, length=length, **about)

@@ -1,7 +1,7 @@
-"""`cdlm demo`: what few steps buy, in one look: the two models that come with the package, and two moons.
+"""`cdlm demo`: a comparison of the bundled models at few steps, and two moons.
 
-Both models write one text side by side in the same few steps, as they write best; then in fewer and in more, and MDLM
-with the plain sampler; then two moons are learned and drawn. At the end all of it is on one page.
+Both models generate one sample side by side in the same few steps, with their generation configs; then in fewer and in
+more steps, and MDLM with the plain sampler; then two moons are learned and sampled. One page shows all of it.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text as Line
+from rich.text import Text
 
 from cdlm import zoo
 from cdlm.cli.common import console as make_console
 from cdlm.cli.common import parse, prepare_torch
-from cdlm.cli.demo_page import page
+from cdlm.cli.demo_page import PageSample, demo_page
 from cdlm.cli.sample import picture
 from cdlm.devices import Device, few_threads
 from cdlm.eval.config import MoonsConfig
@@ -31,64 +31,67 @@ from cdlm.text.template import Template
 if TYPE_CHECKING:
     from cdlm.text.pipeline import Frame, Pipeline
 
-FEW, LADDER, PLAIN = 8, (4, 32), (8, 64)
-"""Steps of the texts that are watched; of further ones; and of those by the plain sampler."""
-MOONS = 600
+DEFAULT_STEPS = 8
+COMPARED_STEPS = (4, 32)
+"""Steps of the further samples of each model."""
+PLAIN_STEPS = (8, 64)
+"""Steps of the samples with the plain sampler."""
+MOONS_TRAIN_STEPS = 600
 """Training steps on two moons: enough for the shape of the picture, which `cdlm moons` draws with 1,000."""
-NEXT = {
-    "cdlm sample": "four texts, as the best model writes best",
-    "cdlm sample --steps 8 --watch --num-samples 1": "one text that resolves, in as many steps as you like",
+NEXT_COMMANDS = {
+    "cdlm sample": "four samples of the best bundled model",
+    "cdlm sample --steps 8 --watch --num-samples 1": "one sample resolving, in as many steps as you like",
     'cdlm sample --prompt "The old house by the sea"': "continue a text",
     'cdlm sample --infill "She opened the ___ and saw ___."': "fill blanks",
-    "cdlm zoo": "the models, and how they write best",
+    "cdlm zoo": "the bundled models and their generation configs",
     "cdlm studio": 'all of that in a browser; first: pip install -c constraints.txt -e ".[studio]"',
-    "cdlm train tiny-mcdlm --data data": "a model of your own: docs/tutorial.md",
+    "cdlm train tiny-mcdlm --data data": "train a model of your own: docs/tutorial.md",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoConfig:
-    """Show what few steps buy: both models of the zoo side by side, two moons, and a page with all of it."""
+    """Compare the bundled models at few steps, learn two moons, and show all of it on one page."""
 
-    steps: int = FEW
-    """Denoising steps of the texts that are watched."""
+    steps: int = DEFAULT_STEPS
+    """Denoising steps of the samples that are shown step by step."""
     seed: int = 0
-    """Fixes the texts and the moons."""
+    """Seed of the samples and of the moons."""
     moons: bool = True
-    """Learn and draw two moons as well, the paper's first figure: a minute."""
+    """Learn and sample two moons as well, the paper's first figure: a minute."""
     device: Device = "auto"
     """Where to compute."""
     out: Path = Path("runs/demo")
-    """Folder for index.html, the texts as pictures that move, and the moons."""
+    """Directory for index.html, the animated samples, and the moons."""
 
     def __post_init__(self) -> None:
         check_value("steps", self.steps)
         if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a file; give a folder to make")
+            raise ValueError(f"--out must be a directory (got the file {self.out}).")
 
 
 @dataclasses.dataclass(frozen=True)
-class Take:
-    """A text of a model, and what it took."""
+class DemoSample:
+    """A sample with its states and its cost."""
 
     model: "Pipeline"
-    how: Settings
+    settings: Settings
     template: Template
     frames: "list[Frame]"
     seconds: float
     """Of the model alone, without drawing."""
 
     @property
-    def tokens(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         return self.model.finished(self.frames[-1].token_ids[0], self.template)
 
     @property
     def text(self) -> str:
-        return self.template.text(self.tokens, self.model.decode).strip()
+        return self.template.text(self.token_ids, self.model.decode).strip()
 
     @property
-    def settings(self) -> str:
-        return flags(explicit(self.how, self.model.generation_config, self.model.posterior))
+    def flags(self) -> str:
+        return flags(explicit(self.settings, self.model.generation_config, self.model.posterior))
 
     @property
     def cost(self) -> str:
@@ -96,7 +99,7 @@ class Take:
 
         from cdlm.metrics.diversity import entropy
 
-        nats = float(entropy(torch.tensor([self.tokens])))
+        nats = float(entropy(torch.tensor([self.token_ids])))
         return f"{self.frames[-1].nfe[0]} NFE, {self.seconds:.1f} s, entropy {nats:.2f} nats"
 
 
@@ -106,95 +109,108 @@ def main(arguments: list[str]) -> None:
     run_demo(config, make_console())
 
 
-def run_demo(config: DemoConfig, console: Console | None = None) -> list[Take]:
-    """Write, watch, learn and draw; returns the texts, the watched ones first."""
+def run_demo(config: DemoConfig, console: Console | None = None) -> list[DemoSample]:
+    """Generate, compare and draw; returns the samples, those shown step by step first."""
     from cdlm.eval.moons import run_moons
     from cdlm.text.pipeline import load
 
-    console, began = console or Console(), time.perf_counter()
+    console = console or Console()
+    began = time.perf_counter()
     config.out.mkdir(parents=True, exist_ok=True)
     models = [load(zoo.HERE / name, config.device) for name in reversed(zoo.names())]
-    first = models[0].denoiser
-    with few_threads(first.device, first.count()):
+    with few_threads(models[0].denoiser.device, models[0].denoiser.count()):
         for model in models:
             model.sample(max_length=8, steps=2)  # the first call of a network is slow
-        takes = watched(models, config, console)
-        takes += [take(model, {"steps": steps}, config.seed) for steps in LADDER for model in models]
-        takes += [take(models[0], {"steps": steps, "order": "random"}, config.seed) for steps in PLAIN]
-    console.print(table(takes))
-    for one in takes[: len(models)]:
-        states, caption = [frame.token_ids[0] for frame in one.frames], f"{one.model.name}: {one.cost}"
-        drawn = animation(one.model, one.template, states, caption)
-        (config.out / f"{one.model.name}.svg").write_text(drawn, encoding="utf-8")
-    shown = [(one.model.name, one.settings, one.cost, one.text) for one in takes]
-    pictures, index = [config.out / f"{model.name}.svg" for model in models], config.out / "index.html"
-    index.write_text(page(shown, pictures, None, NEXT), encoding="utf-8")  # moons take longer: it is there before them
+        samples = generate_side_by_side(models, config, console)
+        samples += [
+            generate_sample(model, {"steps": steps}, config.seed) for steps in COMPARED_STEPS for model in models
+        ]
+        plain = [{"steps": steps, "order": "random"} for steps in PLAIN_STEPS]
+        samples += [generate_sample(models[0], settings, config.seed) for settings in plain]
+    console.print(comparison_table(samples))
+    pictures = [write_animation(sample, config.out) for sample in samples[: len(models)]]
+    shown = [PageSample(sample.model.name, sample.flags, sample.cost, sample.text) for sample in samples]
+    index = config.out / "index.html"
+    index.write_text(demo_page(shown, pictures, None, NEXT_COMMANDS), encoding="utf-8")  # before the moons are learned
     if config.moons:
-        learnt = MoonsConfig(train_steps=MOONS, seed=config.seed, device=config.device, out=config.out / "moons")
-        run_moons(learnt, console)
-        index.write_text(page(shown, pictures, learnt.out / "moons.png", NEXT), encoding="utf-8")
-    told = f"\n{index}: all of it on one page; open it in a browser"
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{time.perf_counter() - began:.0f} s in all. Next, after  . .venv/bin/activate :", highlight=False)
-    for command, about in NEXT.items():
+        moons = MoonsConfig(
+            train_steps=MOONS_TRAIN_STEPS, seed=config.seed, device=config.device, out=config.out / "moons"
+        )
+        run_moons(moons, console)
+        index.write_text(demo_page(shown, pictures, moons.out / "moons.png", NEXT_COMMANDS), encoding="utf-8")
+    console.print(f"\n{index} shows all of it; open it in a browser", highlight=False, markup=False, soft_wrap=True)
+    seconds = time.perf_counter() - began
+    console.print(f"{seconds:.0f} s in total. Next, after  . .venv/bin/activate :", highlight=False)
+    for command, about in NEXT_COMMANDS.items():
         console.print(f"  {command:<55} {about}", highlight=False, markup=False, soft_wrap=True)
-    return takes
+    return samples
 
 
-def take(model: "Pipeline", asked: dict[str, Any], seed: int) -> Take:
-    """One text, as the model writes best where nothing else is asked for."""
-    how, templates = model.resolve(asked), model.continuations([""])
+def generate_sample(model: "Pipeline", given: dict[str, Any], seed: int) -> DemoSample:
+    """One sample with these settings, and the generation config of the model for all others."""
+    settings = model.resolve(given)
+    templates = model.continuations([""])
     began = time.perf_counter()
-    frames = list(model.frames(templates, how, seed))
-    return Take(model, how, templates[0], frames, time.perf_counter() - began)
+    frames = list(model.frames(templates, settings, seed))
+    return DemoSample(model, settings, templates[0], frames, time.perf_counter() - began)
 
 
-def watched(models: "list[Pipeline]", config: DemoConfig, console: Console) -> list[Take]:
-    """All models step by step, side by side; where there is no terminal, the beginning, the middle and the end."""
-    hows = [model.resolve({"steps": config.steps}) for model in models]
+def generate_side_by_side(models: "list[Pipeline]", config: DemoConfig, console: Console) -> list[DemoSample]:
+    """All models step by step, side by side; without a terminal, the first, the middle and the last state."""
+    settings = [model.resolve({"steps": config.steps}) for model in models]
     templates = [model.continuations([""])[0] for model in models]
-    ways = [
-        model.frames([template], how, config.seed) for model, template, how in zip(models, templates, hows, strict=True)
+    streams = [
+        model.frames([template], resolved, config.seed)
+        for model, template, resolved in zip(models, templates, settings, strict=True)
     ]
     frames: list[list[Frame]] = [[] for _ in models]
     seconds = [0.0 for _ in models]
-    takes: list[Take] = []
-    drawn: Any = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
-    with drawn as live:
-        for number in range(config.steps + 1):
-            for k, way in enumerate(ways):
+    samples: list[DemoSample] = []
+    display: Any = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+    with display as live:
+        for step in range(config.steps + 1):
+            for number, stream in enumerate(streams):
                 began = time.perf_counter()
-                frames[k] += itertools.islice(way, 1)  # none once a text is finished
-                seconds[k] += time.perf_counter() - began
-            takes = [Take(*each) for each in zip(models, hows, templates, frames, seconds, strict=True)]
+                frames[number] += itertools.islice(stream, 1)  # none once a sample is finished
+                seconds[number] += time.perf_counter() - began
+            samples = [DemoSample(*fields) for fields in zip(models, settings, templates, frames, seconds, strict=True)]
             if live is not None:
-                live.update(beside(takes), refresh=True)
+                live.update(side_by_side_table(samples), refresh=True)
                 time.sleep(min(0.3, 5 / config.steps))  # too fast to be seen otherwise
-            elif number in (0, config.steps // 2, config.steps):
-                console.print(beside(takes))
-    return takes
+            elif step in (0, config.steps // 2, config.steps):
+                console.print(side_by_side_table(samples))
+    return samples
 
 
-def beside(takes: list[Take]) -> Table:
-    """The newest state of each text in a column of its own, and under it what it has taken so far."""
-    shown = Table(expand=True, show_footer=True)
-    for one in takes:
-        about = f"{one.model.name}, {one.model.denoiser.count() / 1e6:.0f}M parameters: {one.settings}"
-        shown.add_column(about, footer=one.cost, ratio=1)
+def side_by_side_table(samples: list[DemoSample]) -> Table:
+    """The newest state of each sample in its own column, and its cost so far."""
+    table = Table(expand=True, show_footer=True)
+    for sample in samples:
+        header = f"{sample.model.name}, {sample.model.denoiser.count() / 1e6:.0f}M parameters: {sample.flags}"
+        table.add_column(header, footer=sample.cost, ratio=1)
     states = []
-    for one in takes:
-        before = one.frames[-2] if len(one.frames) > 1 else None
-        states.append(Group(picture(one.model, [one.template], one.frames[-1], before)))
-    shown.add_row(*states)
-    return shown
+    for sample in samples:
+        before = sample.frames[-2] if len(sample.frames) > 1 else None
+        states.append(Group(picture(sample.model, [sample.template], sample.frames[-1], before)))
+    table.add_row(*states)
+    return table
 
 
-def table(takes: list[Take]) -> Table:
-    """How the same models fare with fewer and with more steps: what each took, and how it begins."""
-    shown = Table(title="In fewer steps, and in more; the last two by the plain sampler", show_lines=True)
-    for heading in ("model", "settings", "took", "begins"):
-        shown.add_column(heading, ratio=3 if heading == "begins" else 1)
-    for one in takes:
-        begins = Line(textwrap.shorten(one.text, 240, placeholder=" …"))
-        shown.add_row(one.model.name, one.settings, one.cost.replace(", ", "\n"), begins)
-    return shown
+def comparison_table(samples: list[DemoSample]) -> Table:
+    """All samples: their settings, their cost and their beginning."""
+    table = Table(title="Fewer and more steps; the last two rows use the plain sampler", show_lines=True)
+    for heading in ("model", "settings", "cost", "beginning"):
+        table.add_column(heading, ratio=3 if heading == "beginning" else 1)
+    for sample in samples:
+        beginning = Text(textwrap.shorten(sample.text, 240, placeholder=" …"))
+        table.add_row(sample.model.name, sample.flags, sample.cost.replace(", ", "\n"), beginning)
+    return table
+
+
+def write_animation(sample: DemoSample, directory: Path) -> Path:
+    """The sample resolving, as an SVG file."""
+    path = directory / f"{sample.model.name}.svg"
+    states = [frame.token_ids[0] for frame in sample.frames]
+    caption = f"{sample.model.name}: {sample.cost}"
+    path.write_text(animation(sample.model, sample.template, states, caption), encoding="utf-8")
+    return path

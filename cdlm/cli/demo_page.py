@@ -1,12 +1,22 @@
-"""The page of `cdlm demo`: one HTML file that holds its pictures, needs nothing from outside, and can be passed on."""
+"""The page of `cdlm demo`: one self-contained HTML file."""
 
 import base64
+import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-Shown = tuple[str, str, str, str]
-"""A text: the model's name, its settings, what it took, and the text itself."""
+
+@dataclasses.dataclass(frozen=True)
+class PageSample:
+    """A sample as the page shows it."""
+
+    model: str
+    flags: str
+    """Its settings as command-line flags."""
+    cost: str
+    text: str
+
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#faf9f6;--card:#fff;--ink:#1d1e24;--soft:#5b5d68;--line:#e2e0da}
@@ -22,66 +32,72 @@ figcaption{color:var(--soft);font-size:.88rem;margin-top:.5rem}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.5rem .7rem;border-bottom:1px solid var(--line)}
-th{font-size:.85rem;color:var(--soft)}td:nth-child(4){min-width:24rem}td:nth-child(2){min-width:9rem}.few{white-space:nowrap}
+th{font-size:.85rem;color:var(--soft)}td:nth-child(4){min-width:24rem}td:nth-child(2){min-width:9rem}.nowrap{white-space:nowrap}
 code{font:.9em ui-monospace,Menlo,Consolas,monospace}.soft{color:var(--soft);font-size:.88rem}
 """
 
 
-def page(texts: Sequence[Shown], pictures: Sequence[Path], moons: Path | None, commands: Mapping[str, str]) -> str:
-    """The first texts beside each other as they resolved, by their `pictures`; all of them to read, the moons if there
-    are any, and what to try next."""
-    moving = list(zip(pictures, texts, strict=False))
-    names = " and ".join(name for _, (name, *_) in moving)
+def demo_page(
+    samples: Sequence[PageSample], pictures: Sequence[Path], moons: Path | None, commands: Mapping[str, str]
+) -> str:
+    """The `pictures` of the first samples side by side, all samples as text, the moons if there are any, and commands
+    to try next."""
+    animated = list(zip(pictures, samples, strict=False))
+    names = " and ".join(sample.model for _, sample in animated)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>CDLM: what few steps buy</title><style>{_STYLE}</style></head><body>",
-        "<h1>What few steps buy</h1>",
-        f"<p>{_safe(names)} begin with nothing but blanks and fill them anywhere, many at once, step by step. "
-        "Colours tell in which step a word was written; ∎ ends a text: what "
-        "stands among these is drawn here and left out of the text below.</p>",
+        f"<title>CDLM: few-step samples</title><style>{_STYLE}</style></head><body>",
+        "<h1>Few-step samples</h1>",
+        f"<p>{_escape(names)} start from a fully masked sequence and fill in many tokens at once, anywhere in the "
+        "text, step by step. Colours show in which step a token was drawn. ∎ is the EOS token: what stands among these "
+        "is shown here and left out of the text below.</p>",
         '<div class="two">',
-        *(_figure(picture, text, _flags(settings)) for picture, (_, settings, _, text) in moving),
+        *(_figure(picture, sample.text, _flags(sample.flags)) for picture, sample in animated),
         "</div>",
-        "<h2>In fewer steps, and in more</h2>",
-        "<p>The same models and seed, with the settings that were found best for the nearest number of steps; the last "
-        "two rows by the plain sampler, in random order and from the law as it is. A step costs the same whatever it "
-        "writes: with half of them a text takes half the time, and more words are written at once, which know less of "
-        "each other. One text of each says little: docs/zoo.md has what two judges found in 64.</p>",
-        '<div class="wide"><table><tr><th>model</th><th>settings</th><th>took</th><th>text</th></tr>',
+        "<h2>Fewer and more steps</h2>",
+        "<p>The same models and seed, with the settings of the generation config for the nearest number of steps; the "
+        "last two rows use the plain sampler: random order, no temperature, no guidance. Every step costs the same, so "
+        "half the steps take half the time, and more tokens are drawn at once, independently of each other. One sample "
+        "of each says little: docs/zoo.md has the scores of two judges on 64 samples.</p>",
+        '<div class="wide"><table><tr><th>model</th><th>settings</th><th>cost</th><th>text</th></tr>',
         *(
-            f'<tr><td class="few">{_safe(name)}</td><td>{_flags(settings)}</td>'
-            f'<td class="few">{_safe(cost).replace(", ", "<br>")}</td><td>{_safe(text)}</td></tr>'
-            for name, settings, cost, text in texts
+            f'<tr><td class="nowrap">{_escape(sample.model)}</td><td>{_flags(sample.flags)}</td>'
+            f'<td class="nowrap">{_escape(sample.cost).replace(", ", "<br>")}</td><td>{_escape(sample.text)}</td></tr>'
+            for sample in samples
         ),
         "</table></div>",
     ]
     if moons is not None:
         parts += [
-            "<h2>Two moons: the same where everything is known</h2>",
-            "<p>A point is a text of two words, its column and its row. In one step the two do not know of each other; "
-            "every further step helps, and how much can be computed exactly (the first row).</p>",
-            _figure(moons, "What each model draws in 1 to 50 steps", "on: share of points on the moons; TV: distance"),
+            "<h2>Two moons: the same with a known distribution</h2>",
+            "<p>A point is a text of two tokens, its column and its row. A single step draws both independently; every "
+            "further step helps, and the exact sampler shows by how much (the first row).</p>",
+            _figure(
+                moons,
+                "Samples of each model in 1 to 50 steps",
+                "on: share of points on the moons; TV: total variation distance",
+            ),
         ]
     parts += ["<h2>Try next</h2>", '<div class="wide"><table>']
     parts += [
-        f'<tr><td class="few"><code>{_safe(line)}</code></td><td>{_safe(what)}</td></tr>'
-        for line, what in commands.items()
+        f'<tr><td class="nowrap"><code>{_escape(command)}</code></td><td>{_escape(about)}</td></tr>'
+        for command, about in commands.items()
     ]
     return "\n".join([*parts, "</table></div></body></html>", ""])
 
 
-def _figure(picture: Path, about: str, caption: str) -> str:
-    kind = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
+def _figure(picture: Path, alt: str, caption: str) -> str:
+    mime_type = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
     data = base64.b64encode(picture.read_bytes()).decode()
-    image = f'<img alt="{_safe(about)}" src="data:{kind};base64,{data}">'
+    image = f'<img alt="{_escape(alt)}" src="data:{mime_type};base64,{data}">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
-def _flags(settings: str) -> str:
-    """Code that breaks between settings only."""
-    return " ".join(f'<code class="few">--{_safe(one)}</code>' for one in settings.removeprefix("--").split(" --"))
+def _flags(flags: str) -> str:
+    """Code that breaks between flags only."""
+    return " ".join(f'<code class="nowrap">--{_escape(flag)}</code>' for flag in flags.removeprefix("--").split(" --"))
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(text, quote=True)

@@ -32,7 +32,7 @@ from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Piece, Reader, kind_of, size_of
 from cdlm.data.tokenizer import FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Split
-from cdlm.files import VERSION, flush, naming, take
+from cdlm.files import VERSION, flush, lock, naming
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -125,7 +125,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
         with naming(folder, _advice(config)):
             tokenizer.save(folder)
             meta.write(folder)
-    console.print(table(meta))
+    console.print(split_table(meta))
     if held:
         console.print(
             f"the input is one document: its last {splits['valid'].characters:,} characters are for validation, the "
@@ -140,7 +140,7 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
     return meta
 
 
-def table(meta: Meta) -> Table:
+def split_table(meta: Meta) -> Table:
     """The counts of every split."""
     title = (
         f"{meta.tokenizer} tokenizer, {meta.vocab:,} tokens, {meta.dtype}; {meta.packing} packing, length {meta.length}"
@@ -278,9 +278,9 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
     _check_free(out, overwrite)
     partial, old = (out.with_name(f".{out.name}.{what}") for what in ("partial", "old"))
     partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
+    handle = os.open(partial, os.O_RDONLY)
     try:
-        take(lock, f"another run is writing {out}; wait for it, or choose another --out")
+        lock(handle, f"another run is writing {out}; wait for it, or choose another --out")
         if old.exists() and not out.exists():  # a run died between the two renames below
             old.rename(out)
             _check_free(out, overwrite)
@@ -300,7 +300,7 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
-        os.close(lock)
+        os.close(handle)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:

@@ -1,98 +1,99 @@
-"""The cells of an evaluation: every model with every task and every setting of the sampler that fits it."""
+"""The cells of an evaluation: every model with every task, and with all settings of the sampler that fit it."""
 
 import dataclasses
 import itertools
-import re
 from typing import Any
 
 from cdlm.eval.config import EvalConfig, Task
-from cdlm.eval.datasets import Set
-from cdlm.sample.samplers import SAMPLERS
-from cdlm.sample.settings import DEFAULTS, Settings, describe_settings, resolve
+from cdlm.eval.datasets import Dataset
+from cdlm.sample.samplers import ORDERS, SAMPLERS
+from cdlm.sample.settings import SPECS, Settings, describe_settings, resolve
 from cdlm.text.pipeline import Pipeline
+
+CONTROLS = ("temperature", "top_p")
+"""Settings that are swept one at a time, each with the others off."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """One cell of a sweep: a model, a task, and the settings or the texts that it is measured with."""
+class EvalCell:
+    """One cell: a model, a task, and the settings or the dataset that it is measured with."""
 
     label: str
     model: Pipeline
     task: Task
     settings: Settings | None = None
-    set: Set | None = None
+    dataset: Dataset | None = None
 
     @property
     def name(self) -> str:
-        parts = [
-            self.label,
-            self.set.name if self.set else "",
-            *(describe_settings(self.settings) if self.settings else [self.task]),
-        ]
-        return " ".join(filter(None, parts))
+        dataset = [self.dataset.name] if self.dataset else []
+        return " ".join([self.label, *dataset, *(describe_settings(self.settings) if self.settings else [self.task])])
 
 
-def cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[Cell], list[str]]:
+def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[EvalCell], list[str]]:
     """Every cell that makes sense, and why the others do not."""
-    found: dict[tuple[Any, ...], Cell] = {}
+    cells: dict[tuple[Any, ...], EvalCell] = {}
     skipped: dict[str, None] = {}
     for label, model in models.items():
-        for task, text in _tasks(config):
+        sweep, reasons = sweep_settings(config, model)
+        for task, dataset in _tasks(config):
+            generates = task in ("unconditional", "conditional")
             if task in ("conditional", "consistency") and model.denoiser.process is None:
                 skipped[f"{label}: an autoregressive model has no {task} task"] = None
                 continue
-            sampled = task in ("unconditional", "conditional")
-            for settings in _sweep(config, label, model, skipped) if sampled else [None]:
-                found[label, task, text and text.name, settings] = Cell(label, model, task, settings, text)
-    return list(found.values()), list(skipped)
+            if generates:
+                skipped |= dict.fromkeys(f"{label}: {reason}" for reason in reasons)
+            for settings in sweep if generates else [None]:
+                key = (label, task, dataset.name if dataset else "", settings)
+                cells[key] = EvalCell(label, model, task, settings, dataset)
+    return list(cells.values()), list(skipped)
 
 
-def _tasks(config: EvalConfig) -> list[tuple[Task, Set | None]]:
-    """The tasks, each with its texts."""
-    pairs: list[tuple[Task, Set | None]] = []
+def _tasks(config: EvalConfig) -> list[tuple[Task, Dataset | None]]:
+    """The tasks, each with its dataset."""
+    datasets = [Dataset(name, file) for name, file in config.named_texts()]
+    pairs: list[tuple[Task, Dataset | None]] = []
     for task in config.tasks:
-        if task == "unconditional":
-            pairs.append((task, None))
-        else:
-            pairs += [(task, text) for text in [Set(*named) for named in config.named_texts()]]
+        pairs += [(task, None)] if task == "unconditional" else [(task, dataset) for dataset in datasets]
     return pairs
 
 
-def _sweep(config: EvalConfig, label: str, model: Pipeline, skipped: dict[str, None]) -> list[Settings]:
-    """All samplers, each with all controls, without the combinations that contradict themselves.
+def sweep_settings(config: EvalConfig, model: Pipeline) -> tuple[list[Settings], list[str]]:
+    """The settings of every combination of the axes that makes sense for a model, and why the others do not.
 
-    An autoregressive model takes the axes that its sampler reads.
+    Each temperature is tried at top-p 1 and each top-p at temperature 1; all other axes are multiplied. An
+    autoregressive model takes only the axes that its sampler reads.
     """
-    controls = [{"temperature": t} for t in config.axis("temperature")] + [{"top_p": p} for p in config.axis("top_p")]
-    names = [name for name in DEFAULTS if name not in ("temperature", "top_p")]
-    if model.denoiser.process is None:
-        names = [name for name in names if name in SAMPLERS["autoregressive"].settings]
-    axes = {name: config.axis(name) for name in names if config.axis(name)}
-    found = []
+    known = SPECS if model.denoiser.process is not None else SAMPLERS["autoregressive"].settings
+    axes = {name: config.axis(name) for name in SPECS if name in known and name not in CONTROLS and config.axis(name)}
+    controls = [{name: value} for name in CONTROLS for value in config.axis(name)]
+    sweep: dict[Settings, None] = {}
+    reasons: dict[str, None] = {}
     for values, control in itertools.product(itertools.product(*axes.values()), controls):
-        given = {**dict(zip(axes, values, strict=True)), **control}
-        found += [settings for settings in [_resolved(given, label, model, skipped)] if settings is not None]
-    return list(dict.fromkeys(found))
+        try:
+            sweep[_combine({**dict(zip(axes, values, strict=True)), **control}, model)] = None
+        except ValueError as error:
+            reasons[str(error)] = None
+    return list(sweep), list(reasons)
 
 
-def _resolved(given: dict[str, Any], label: str, model: Pipeline, skipped: dict[str, None]) -> Settings | None:
-    """The settings of a combination; None, with the reason, where it contradicts itself or does not fit the model.
+def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
+    """The settings of one combination.
 
-    An axis of the sweep does not hold for a sampler without such a setting, as `--eta` for cells without a corrector.
+    Numbers that only some samplers read hold for those alone: --steps not for first-hitting, --eta only for correctors,
+    --entropy-bound only for that order. So the sampler is found without them first.
     """
-    if given.get("corrector", "none") == "none":
-        given = {name: value for name, value in given.items() if name != "eta"}
-    if given.get("order") != "entropy-bound":
-        given = {name: value for name, value in given.items() if name != "entropy_bound"}
-    if given.get("order") == "first-hitting":
-        given = {name: value for name, value in given.items() if name != "steps"}
-    try:
-        return resolve(given, model.denoiser.process, model.posterior)
-    except ValueError as error:
-        skipped[f"{label}: {error}"] = None
-        return None
+    process, posterior = model.denoiser.process, model.posterior
+    partial = [name for name, spec in SPECS.items() if spec.explicit and spec.choices is None]
+    others = {name: value for name, value in given.items() if name not in partial}
+    read = SAMPLERS[resolve(others, process, posterior).sampler].settings
+    return resolve({name: value for name, value in given.items() if name in others or name in read}, process, posterior)
 
 
-def slug(words: str) -> str:
-    """A name for a file."""
-    return re.sub(r"[^\w.+-]+", "-", words).strip("-")
+def few_step_samplers(cell: EvalCell, config: EvalConfig) -> list[tuple[int, str]]:
+    """The samplers, as (steps, order), whose own likelihood bounds the likelihood task has: of masked models alone."""
+    process = cell.model.denoiser.process
+    if cell.task != "likelihood" or process is None or not process.absorbing:
+        return []
+    orders = [order for order in config.axis("order") or ("random",) if order in ORDERS]
+    return [(steps, order) for order in orders for steps in config.axis("steps")]

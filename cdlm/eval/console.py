@@ -1,4 +1,4 @@
-"""What `cdlm eval` prints: a line for each finished cell, a table of all, and a bar with the time that is left."""
+"""What `cdlm eval` prints: a line for each finished cell, a table of all rows, and a bar with the remaining time."""
 
 from collections.abc import Sequence
 
@@ -6,40 +6,38 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cdlm.eval.cells import Cell
+from cdlm.eval.cells import EvalCell
 from cdlm.eval.config import EvalConfig
-from cdlm.eval.results import Row
+from cdlm.eval.results import ResultRow
 from cdlm.sample.settings import Settings, describe_settings
 
+JUDGE_COST = 0.25
+"""The cost of scoring samples by a judge, relative to that of generating them."""
 
-def progress(console: Console) -> Progress:
-    """A bar over the work of all cells; silent where there is no terminal."""
+
+def progress_bar(console: Console) -> Progress:
+    """A bar over the cost of all cells; silent where there is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    shown = console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=not shown, speed_estimate_period=3600)
+    return Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
+    )
 
 
-JUDGING = 0.25
-"""How much of the bar a judge takes, beside the sampling of the same texts."""
-
-
-def work(cell: Cell, config: EvalConfig) -> float:
-    """What the bar measures: passes over the network that a cell takes, and a share more for each judge."""
+def cell_cost(cell: EvalCell, config: EvalConfig) -> float:
+    """Network evaluations that a cell takes, and a share of them for each judge: what the bar measures."""
     length = config.max_length or cell.model.max_length
     if cell.task == "likelihood":
-        return config.count * config.times
+        return config.samples_per_cell * config.likelihood_samples
     if cell.task == "consistency":
-        return config.count * 8 + 16 * 64 * 3
-    causal = cell.model.denoiser.process is None
-    steps = cell.settings.steps if cell.settings and not causal else None
-    judges = len([name for name in config.judge if name != "none"])
-    return config.count * min(steps or length, length) * (1 + JUDGING * judges)
+        return config.samples_per_cell * 8 + 16 * 64 * 3
+    steps = cell.settings.steps if cell.settings else None
+    judges = sum(name != "none" for name in config.judge)
+    return config.samples_per_cell * min(steps or length, length) * (1 + JUDGE_COST * judges)
 
 
-def summary(row: Row) -> str:
-    """A finished cell in one line."""
-    where = f" on {row['set']}" if "set" in row else ""
-    name = f"{row['model']}{where}"
+def summarize_row(row: ResultRow) -> str:
+    """A row in one line."""
+    name = row["model"] + (f" on {row['dataset']}" if "dataset" in row else "")
     if row["task"] == "likelihood":
         low, high = row["nelbo_interval"]
         kind = "NLL (exact)" if row["exact"] else "NELBO"
@@ -49,54 +47,48 @@ def summary(row: Row) -> str:
         tv = "; ".join(f"({p['t']:g} to {p['s']:g}) {p['own_chain_tv']:.4f}" for p in row["pairs"] if p["s"])
         return f"{name}: TV from its own chain {tv}"
     low, high = row["ppl_interval"]
-    settings = ", ".join(describe_settings(Settings(**row["sampling"])))
-    text = f"{name}, {settings}: {row['judge']} {row['ppl']:.1f} [{low:.1f}, {high:.1f}], entropy {row['entropy']:.2f}"
+    text = ", ".join([name, *_settings_in_words(row)])
+    text += f": {row['judge']} {row['ppl']:.1f} [{low:.1f}, {high:.1f}], entropy {row['entropy']:.2f}"
     text += f", BLEU-2 {row['bleu2']:.1f}" if "bleu2" in row else ""
-    few = f" ({row['num']} texts: too few)" if row.get("mauve_warning") else ""
+    few = f" ({row['num_samples']} samples: too few)" if row.get("mauve_warning") else ""
     text += f", MAUVE {row['mauve']:.2f}{few}" if "mauve" in row else ""
     text += " (the judge itself: not comparable)" if row.get("own_judge") else ""
-    return f"{text}; read at {row['judge_tokens_per_second']:,.0f} tokens/s"
+    return f"{text}; scored at {row['judge_tokens_per_second']:,.0f} tokens/s"
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """All cells."""
-    shown = Table()
-    for heading in ("model", "task", "settings", "judge", "perplexity [95 %]", "entropy", "NFE", "texts", "more"):
-        shown.add_column(heading)
+def results_table(rows: Sequence[ResultRow]) -> Table:
+    """All rows."""
+    table = Table("model", "task", "settings", "judge", "perplexity [95 %]", "entropy", "NFE", "samples", "more")
     for row in rows:
-        where = f" on {row['set']}" if "set" in row else ""
+        task = row["task"] + (f" on {row['dataset']}" if "dataset" in row else "")
+        num_samples = str(row["num_samples"])
         if "ppl" not in row:
-            shown.add_row(
-                row["model"],
-                row["task"] + where,
-                "",
-                "",
-                "",
-                "",
-                "",
-                str(row["num_samples"]),
-                summary(row).partition(": ")[2],
-            )
+            table.add_row(row["model"], task, "", "", "", "", "", num_samples, summarize_row(row).partition(": ")[2])
             continue
         low, high = row["ppl_interval"]
         more = [f"BLEU-2 {row['bleu2']:.1f}"] if "bleu2" in row else []
         more += [f"MAUVE {row['mauve']:.2f}"] if "mauve" in row else []
         more += [f"references {row['reference_ppl']:.1f}"] if "reference_ppl" in row else []
-        shown.add_row(
+        table.add_row(
             row["model"],
-            row["task"] + where,
-            ", ".join(describe_settings(Settings(**row["sampling"]))),
+            task,
+            ", ".join(_settings_in_words(row)),
             row["judge"],
             f"{row['ppl']:.1f} [{low:.1f}, {high:.1f}]",
             f"{row['entropy']:.2f}",
             f"{row['nfe']:.4g}",
-            str(row["num_samples"]),
+            num_samples,
             ", ".join(more),
         )
-    return shown
+    return table
 
 
-def minutes(seconds: float) -> str:
+def _settings_in_words(row: ResultRow) -> list[str]:
+    """The settings of a row; human text has none."""
+    return describe_settings(Settings(**row["sampling"])) if row["sampling"] else []
+
+
+def format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

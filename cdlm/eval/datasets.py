@@ -20,8 +20,8 @@ from cdlm.data.tokens import shuffled
 
 
 @dataclasses.dataclass(frozen=True)
-class Set:
-    """A named file. The name of a known corpus (openwebtext, lambada, wikitext103, ptb) says how to cut and
+class Dataset:
+    """A named file of text. The name of a known corpus (openwebtext, lambada, wikitext103, ptb) says how to cut and
     clean it."""
 
     name: str
@@ -43,27 +43,29 @@ class Set:
                 pieces = []
         return [document for document in documents if document.strip()]
 
-    def blocks(self, tokenizer: Tokenizer, length: int, framed: bool, n: int, seed: int = 0) -> Int[Tensor, "n length"]:
-        """n different blocks, drawn at random: documents end to end, framed by start and end where the model's were."""
-        ids = _stream(self, tokenizer, self.fingerprint)
-        if framed:
-            found, _ = wrap(ids, length, tokenizer.bos, tokenizer.eos)
+    def blocks(
+        self, tokenizer: Tokenizer, length: int, bos_framed: bool, num_blocks: int, seed: int = 0
+    ) -> Int[Tensor, "n length"]:
+        """Different blocks, drawn at random: documents end to end, framed by BOS and EOS where the model's were."""
+        ids = _all_ids(self, tokenizer, self.fingerprint)
+        if bos_framed:
+            blocks, _ = wrap(ids, length, tokenizer.bos, tokenizer.eos)
         else:
-            found = ids[: len(ids) // length * length].reshape(-1, length)
-        if len(found) < n:
+            blocks = ids[: len(ids) // length * length].reshape(-1, length)
+        if len(blocks) < num_blocks:
             raise ValueError(
-                f"{self.file} has {len(ids):,} tokens: {len(found)} blocks of {length}, and {n} are asked for; give a "
-                f"longer text, or a smaller --num"
+                f"{self.file} has {len(ids):,} tokens, which make {len(blocks)} blocks of {length} of the {num_blocks} "
+                "that are needed; give a longer text, or a smaller --num-samples."
             )
-        chosen = shuffled(torch.arange(n), len(found), seed, 0)
-        return torch.from_numpy(found[chosen.numpy()].astype(np.int64))
+        chosen = shuffled(torch.arange(num_blocks), len(blocks), seed, 0)
+        return torch.from_numpy(blocks[chosen.numpy()].astype(np.int64))
 
 
 @functools.lru_cache(maxsize=8)
-def _stream(texts: Set, tokenizer: Tokenizer, fingerprint: str) -> NDArray[np.unsignedinteger[Any]]:
-    """All documents as ids, an end after each; remembered for as long as the file does not change."""
-    ends, documents = np.array([tokenizer.eos]), texts.documents()
+def _all_ids(dataset: Dataset, tokenizer: Tokenizer, fingerprint: str) -> NDArray[np.unsignedinteger[Any]]:
+    """The token ids of all documents, EOS after each; cached while the file does not change."""
+    ends, documents = np.array([tokenizer.eos]), dataset.documents()
     if not documents:
-        raise ValueError(f"{texts.file} has no text in it; give a file with documents")
+        raise ValueError(f"{dataset.file} has no text in it; give a file with documents.")
     parts = [part for ids in tokenizer.encode_batch(documents) for part in (ids, ends)]
     return np.concatenate(parts).astype(np.uint32)

@@ -1,6 +1,6 @@
 """An adapter for the lm-evaluation-harness: its tasks, for every model of this package.
 
-    python -m cdlm.eval.harness run --model cdlm --model_args pretrained=runs/mcdlm,times=32 --tasks hellaswag
+    python -m cdlm.eval.harness run --model cdlm --model_args pretrained=runs/mcdlm,likelihood_samples=32 --tasks hellaswag
 
 is the harness's own command line, with `cdlm` among its models. An autoregressive model is scored exactly, a diffusion
 model by a lower bound on log p(continuation | context): the context stays clean, and k of the continuation's l tokens
@@ -56,25 +56,25 @@ from lm_eval.api.registry import register_model
 Scored = Bool[Tensor, "b l"]
 """The tokens that are asked for, on the host; all others are context."""
 
-TIMES, BATCH, NEW = 32, 8, 256
-_COPIES, _ROWS = 32, 1024
-_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+LIKELIHOOD_SAMPLES, BATCH_SIZE, MAX_NEW_TOKENS = 32, 8, 256
+_MAX_COPIES, _ROWS = 32, 1024
+_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What tasks call the most tokens to write."""
-_KNOWN = (*_NAMES, "until", "do_sample", "temperature", "top_k", "top_p")
+_KNOWN_SETTINGS = (*_LENGTH_NAMES, "until", "do_sample", "temperature", "top_k", "top_p")
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class ScoredSpan:
     """Tokens to be scored, and those before them; together they fit the model."""
 
-    given: list[int]
-    tokens: list[int]
+    context: list[int]
+    token_ids: list[int]
 
     @property
-    def row(self) -> int:
+    def noise_row(self) -> int:
         """Where its noise comes from. Continuations of one context share theirs, so that their difference varies less
         than they do."""
-        return _row(self.given or self.tokens)
+        return _noise_row(self.context or self.token_ids)
 
 
 @register_model("cdlm")
@@ -83,42 +83,50 @@ class Harness(LM):
 
     def __init__(
         self,
-        pretrained: str | Path | Model,
-        times: int = TIMES,
+        pretrained: str | Path | Pipeline,
+        likelihood_samples: int = LIKELIHOOD_SAMPLES,
         steps: int = DEFAULTS["steps"],
-        batch_size: int | str = BATCH,
+        batch_size: int | str = BATCH_SIZE,
         device: str = "auto",
         dtype: Dtype | Literal["auto"] = "auto",
         seed: int = 0,
         tokenizer: str | None = None,
-        length: int | None = None,
+        max_length: int | None = None,
     ) -> None:
-        """`pretrained` is whatever `cdlm.load` opens, or a model. A request is read under `times` noise levels; the
-        more, the less it varies. Continuations are written in `steps` steps. `batch_size` requests are computed
-        together. `length` is the model's own unless told otherwise."""
+        """`pretrained` is whatever `cdlm.load` opens, or a pipeline. A request is scored under `likelihood_samples`
+        noise levels; the more, the less it varies. Continuations take `steps` steps. `batch_size` requests are computed
+        together. `max_length` is the model's own unless given."""
         super().__init__()
-        if isinstance(pretrained, Model):
+        if isinstance(pretrained, Pipeline):
             self.model = pretrained
         else:
-            self.model = load(pretrained, _device(device), dtype, tokenizer=tokenizer)
-        self.times, self.steps, self.seed = times, steps, seed
-        self.batch = BATCH if str(batch_size).startswith("auto") else int(batch_size)
-        self.length = self.model.max_length if length is None else length
-        if min(times, steps, self.batch) < 1:
-            raise ValueError(f"times, steps and batch_size are at least 1; got {times}, {steps} and {batch_size}")
-        if not self.length and length is None:
-            raise ValueError(f"{self.model.name} does not say how long its texts are: add length= to the model_args")
+            self.model = load(pretrained, _parse_device(device), dtype, tokenizer=tokenizer)
+        self.likelihood_samples = likelihood_samples
+        self.steps = steps
+        self.seed = seed
+        self.batch_size = BATCH_SIZE if str(batch_size).startswith("auto") else int(batch_size)
+        self.length = self.model.max_length if max_length is None else max_length
+        for name, value in (
+            ("likelihood_samples", likelihood_samples),
+            ("steps", steps),
+            ("batch_size", self.batch_size),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1 (got {value}).")
+        if not self.length and max_length is None:
+            raise ValueError(
+                f"{self.model.name} does not say how long its sequences are; add max_length= to the model_args."
+            )
         if self.length < 2:
-            raise ValueError(f"a text has at least 2 tokens; got the length {length}")
-        words = self.model.tokenizer
-        self.lead = [words.bos] if self.model.denoiser.process is None or self.model.bos_framed else []
-        """What every text begins with."""
-        self._said: set[str] = set()
+            raise ValueError(f"max_length must be at least 2 (got {max_length}).")
+        self.prefix = [self.model.tokenizer.bos] if self.model.denoiser.process is None or self.model.bos_framed else []
+        """What every sequence begins with."""
+        self._warned: set[str] = set()
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """log p(continuation | context), or a lower bound; and whether the model would write it greedily: token by
         token, or for a diffusion model in one evaluation that sees noise in the continuation's place."""
-        return self._score([self._spans(*self._pair(*request.args)) for request in requests])
+        return self._score([self._spans(*self._encode_pair(*request.args)) for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """log p(document), or a lower bound, in blocks of the model's length. The first ones stand alone; the last one
@@ -128,26 +136,26 @@ class Harness(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Continuations up to the first of the strings `until`, the end of text, or the most tokens."""
-        templates = [self._draft(*request.args) for request in requests]
+        templates = [self._template(*request.args) for request in requests]
         settings = [self._settings(request.args[1]) for request in requests]
-        rows, kinds, seen = [], [], collections.Counter[int]()
+        rows, kinds = [], []
+        seen = collections.Counter[int]()
         for template, each in zip(templates, settings, strict=True):
-            row = _row(template.token_ids)
+            row = _noise_row(template.token_ids)
             rows.append(row + seen[row])  # a request that is repeated gets another answer
             seen[row] += 1
-            kinds.append(
-                (each, len(template.token_ids), template.num_generated if self.model.denoiser.process is None else 0)
-            )
-        found = [""] * len(requests)
-        for part in _shown(_batches(kinds, self.batch), "writing"):
+            prompt = template.num_generated if self.model.denoiser.process is None else 0
+            kinds.append((each, len(template.token_ids), prompt))
+        continuations = [""] * len(requests)
+        for part in _with_progress(_batches(kinds, self.batch_size), "generating"):
             chosen, shared = [templates[number] for number in part], settings[part[0]]
             self.model.check(chosen, shared)
             rng = seeded(self.seed, "harness write", batch=len(part), rows=torch.tensor([rows[k] for k in part]))
-            for number, ids in zip(part, last(self.model.states(chosen, shared, rng)).x.tolist(), strict=True):
+            for number, token_ids in zip(part, last(self.model.states(chosen, shared, rng)).x.tolist(), strict=True):
                 context, kwargs = requests[number].args
-                text = templates[number].text(self.model.finished(ids, templates[number]), self.model.decode)
-                found[number] = ended(text[len(context) :], kwargs.get("until") or [])
-        return found
+                text = templates[number].text(self.model.finished(token_ids, templates[number]), self.model.decode)
+                continuations[number] = until_stop(text[len(context) :], kwargs.get("until") or [])
+        return continuations
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes beside its results."""
@@ -157,92 +165,93 @@ class Harness(LM):
             "model_process": "none" if process is None else process.name,
             "model_length": self.length,
             "model_dtype": str(self.model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
-            "model_trained": self.model.training,
-            "likelihood": "exact" if process is None else f"lower bound, {self.times} noise levels",
+            "model_training": self.model.training,
+            "likelihood": "exact" if process is None else f"lower bound, {self.likelihood_samples} noise levels",
             "steps": None if process is None else self.steps,
             "model_seed": self.seed,
         }
 
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """The tokens of both, of one text that is split where the context's own tokens end.
 
         As the harness does it, spaces at the end of a context go to the continuation. A token across the two belongs
         to the continuation.
         """
-        stem = context.rstrip()
-        alone, whole = (self.model.tokenizer.encode(text) for text in (stem, context + continuation))
+        alone = self.model.tokenizer.encode(context.rstrip())
+        whole = self.model.tokenizer.encode(context + continuation)
         same = sum(itertools.takewhile(bool, map(operator.eq, alone, whole)))
         return whole[:same], whole[same:]
 
-    def _spans(self, given: list[int], tokens: list[int]) -> list[Span]:
+    def _spans(self, context: list[int], token_ids: list[int]) -> list[ScoredSpan]:
         """The tokens in blocks that fit the model, each with as much before it as fits too."""
-        text, room = given + tokens, self.length - len(self.lead)
-        if given and len(text) > room:
-            self._say(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
+        text, room = context + token_ids, self.length - len(self.prefix)
+        if context and len(text) > room:
+            self._warn(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
         spans = []
-        for begin in range(len(given), len(text), room):
+        for begin in range(len(context), len(text), room):
             end = min(begin + room, len(text))
-            spans.append(Span(text[max(0, end - room) : begin], text[begin:end]))
+            spans.append(ScoredSpan(text[max(0, end - room) : begin], text[begin:end]))
         return spans
 
-    def _score(self, requests: list[list[Span]]) -> list[tuple[float, bool]]:
+    def _score(self, requests: list[list[ScoredSpan]]) -> list[tuple[float, bool]]:
         """The sum over the spans of each request."""
         spans = [(owner, span) for owner, spans in enumerate(requests) for span in spans]
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
-        batches = _batches([len(span.given) + len(span.tokens) for _, span in spans], self.batch)
-        for part in _shown(batches, "reading"):
-            values, likely = self._read([spans[number][1] for number in part])
+        batches = _batches([len(span.context) + len(span.token_ids) for _, span in spans], self.batch_size)
+        for part in _with_progress(batches, "scoring"):
+            values, likely = self._score_spans([spans[number][1] for number in part])
             for number, value, sure in zip(part, values.tolist(), likely.tolist(), strict=True):
                 owner = spans[number][0]
                 totals[owner] += value
                 greedy[owner] &= sure
         return list(zip(totals, greedy, strict=True))
 
-    def _read(self, spans: list[Span]) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
+    def _score_spans(self, spans: list[ScoredSpan]) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
         """Spans of one length in all."""
         denoiser = self.model.denoiser
-        x0 = torch.tensor([self.lead + span.given + span.tokens for span in spans], device=denoiser.device)
-        first = torch.tensor([len(self.lead) + len(span.given) for span in spans])
+        x0 = torch.tensor([self.prefix + span.context + span.token_ids for span in spans], device=denoiser.device)
+        first = torch.tensor([len(self.prefix) + len(span.context) for span in spans])
         scored = torch.arange(x0.shape[1]) >= first[:, None]
         if denoiser.process is None:
-            return exact(denoiser, x0, scored)
-        rng = seeded(self.seed, "harness read", batch=len(spans), rows=torch.tensor([span.row for span in spans]))
-        copies = torch.arange(len(spans) * self.times)
+            return exact_log_likelihood(denoiser, x0, scored)
+        rng = seeded(self.seed, "harness read", batch=len(spans), rows=torch.tensor([span.noise_row for span in spans]))
+        num_levels = self.likelihood_samples
+        copies = torch.arange(len(spans) * num_levels)
         total = torch.zeros(len(spans), dtype=torch.float64)
-        for part in copies.split(len(spans) * min(self.times, _COPIES)):
-            owner, number = part // self.times, part % self.times
+        for part in copies.split(len(spans) * min(num_levels, _MAX_COPIES)):
+            owner, number = part // num_levels, part % num_levels
             own = dataclasses.replace(rng, rows=rng.rows[owner] + number)
-            u = (number + own("level").uniform(1)[:, 0]) / self.times
-            found = bound(denoiser, x0[owner.to(x0.device)], scored[owner], u, own("noise"))
-            total.index_add_(0, owner, found)
-        return total / self.times, at_once(denoiser, x0, scored, rng("once"))
+            u = (number + own("level").uniform(1)[:, 0]) / num_levels
+            estimate = log_likelihood_bound(denoiser, x0[owner.to(x0.device)], scored[owner], u, own("noise"))
+            total.index_add_(0, owner, estimate)
+        return total / num_levels, is_greedy_at_once(denoiser, x0, scored, rng("once"))
 
-    def _draft(self, context: str, kwargs: dict[str, Any]) -> Template:
-        """The context and a hole for what is to be written. Where both do not fit, the hole gets as many tokens as it
-        was asked for, or half of the model's length; the context is cut on the left."""
-        words = self.model.tokenizer.model is not None
-        given = self.model.tokenizer.encode(context.removesuffix(" ") if words else context)
-        room = self.length - len(self.lead)
-        asked = int(next((kwargs[name] for name in _NAMES if kwargs.get(name) is not None), NEW))
+    def _template(self, context: str, kwargs: dict[str, Any]) -> Template:
+        """The context and a masked span to generate. Where both do not fit, the span gets as many tokens as were asked
+        for, or half of the model's length; the context is cut on the left."""
+        has_words = self.model.tokenizer.model is not None
+        given = self.model.tokenizer.encode(context.removesuffix(" ") if has_words else context)
+        room = self.length - len(self.prefix)
+        asked = int(next((kwargs[name] for name in _LENGTH_NAMES if kwargs.get(name) is not None), MAX_NEW_TOKENS))
         if asked < 1:
-            raise ValueError(f"a continuation has at least one token; the task asks for max_gen_toks {asked}")
+            raise ValueError(f"max_gen_toks must be at least 1 (the task asks for {asked}).")
         new = min(asked, max(room - len(given), room // 2, 1))
         if new < asked:
-            self._say(
-                f"continuations of {asked} tokens do not fit the {self.length} of {self.model.name}: fewer are written"
+            self._warn(
+                f"continuations of {asked} tokens do not fit the {self.length} of {self.model.name}: fewer are generated"
             )
         if new + len(given) > room:
-            self._say(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
-        ids = self.lead + given[max(0, len(given) + new - room) :]
-        start = self.model.tokenizer.bos if self.model.bos_framed else None
-        hole = (len(ids), len(ids) + new)
-        return Template(ids + [OPEN] * new, [context, ""], [hole], len(self.lead), words, bos=start)
+            self._warn(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")
+        token_ids = self.prefix + given[max(0, len(given) + new - room) :]
+        bos = self.model.tokenizer.bos if self.model.bos_framed else None
+        span = (len(token_ids), len(token_ids) + new)
+        return Template(token_ids + [OPEN] * new, [context, ""], [span], len(self.prefix), has_words, bos=bos)
 
     def _settings(self, kwargs: dict[str, Any]) -> Settings:
-        """How a task wants it written: greedily unless it says otherwise, as in all of the harness."""
-        unknown = sorted(set(kwargs) - set(_KNOWN))
+        """The sampler's settings for a task: greedy unless it says otherwise, as in all of the harness."""
+        unknown = sorted(set(kwargs) - set(_KNOWN_SETTINGS))
         if unknown:
-            self._say(f"these settings of the task are not known here, and do nothing: {', '.join(unknown)}")
+            self._warn(f"these settings of the task are unknown and have no effect: {', '.join(unknown)}")
         temperature = kwargs.get("temperature")
         sampled = kwargs.get("do_sample", bool(temperature)) and temperature != 0
         steps = None if self.model.denoiser.process is None else self.steps
@@ -252,31 +261,34 @@ class Harness(LM):
             given["temperature"] = 1.0 if temperature is None else float(temperature)
         return resolve(given, self.model.denoiser.process, self.model.posterior)
 
-    def _say(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            logging.getLogger(__name__).warning(what)
+    def _warn(self, message: str) -> None:
+        """Warn once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logging.getLogger(__name__).warning(message)
 
 
 @torch.no_grad()
-def exact(denoiser: Denoiser, x0: Tokens, scored: Scored) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
+def exact_log_likelihood(
+    denoiser: Denoiser, x0: Tokens, scored: Scored
+) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
     """log p of the scored tokens under an autoregressive model, and whether each is the likeliest."""
     hidden = denoiser.features(x0[:, :-1], torch.ones(len(x0), dtype=torch.float64))
-    return _compared(denoiser, hidden, x0[:, 1:], scored[:, 1:])
+    return _compare(denoiser, hidden, x0[:, 1:], scored[:, 1:])
 
 
 @torch.no_grad()
-def at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) -> Bool[Tensor, "b"]:
+def is_greedy_at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) -> Bool[Tensor, "b"]:
     """Whether each scored token is the likeliest where all of them are noise."""
     process = denoiser.process
     assert process is not None
     x1 = torch.where(scored.to(x0.device), process.start(x0.shape[1], rng, x0.device), x0)
     hidden = denoiser.features(x1, process.noise.alpha(torch.ones(len(x0), dtype=torch.float64)))
-    return _compared(denoiser, hidden, x0, scored)[1]
+    return _compare(denoiser, hidden, x0, scored)[1]
 
 
 @torch.no_grad()
-def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> Float[Tensor, "b"]:
+def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> Float[Tensor, "b"]:
     """One estimate for each row, whose mean over u ~ U(0, 1) and the noise is at most log p(scored | the rest)."""
     process = denoiser.process
     assert process is not None
@@ -291,32 +303,32 @@ def bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time, rng: Rng) -> 
     end = process.noise.alpha(torch.ones_like(t))
     hidden = denoiser.features(x_t, torch.maximum(1 - t, end))  # it was trained on no more noise than that
     if masks:
-        return l / k * _compared(denoiser, hidden, x0, noised)[0]
+        return l / k * _compare(denoiser, hidden, x0, noised)[0]
     one = torch.ones_like(t)
     pair = Pair(
         x0=x0, x_s=x0, x_t=x_t, s=0 * t, t=t, alpha_s=one, alpha_t=1 - t, dalpha_t=-one, positions=scored, known=scored,
         prior=process.prior,
     )  # fmt: skip
     total = torch.zeros(len(x0), dtype=torch.float64)
-    for index, law in _laws(denoiser, hidden, scored & process.positions(x_t).cpu()):
+    for index, law in _log_prob_chunks(denoiser, hidden, scored & process.positions(x_t).cpu()):
         at = pair.at(index.to(law.device)).to(law.device)
         total.index_add_(0, index // x0.shape[1], rate_kl(target=at.x0, student=law, pair=at).cpu().double())
     return -torch.where(k > 0, (l + 1) / k * t, one) * total
 
 
-def _compared(
+def _compare(
     denoiser: Denoiser, hidden: Float[Tensor, "b l d"], tokens: Tokens, where: Scored
 ) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
     """The predicted log-probabilities of tokens, added up, and whether there is none that another token exceeds."""
     total, misses = torch.zeros(2, len(tokens), dtype=torch.float64)
-    for index, law in _laws(denoiser, hidden, where):
+    for index, law in _log_prob_chunks(denoiser, hidden, where):
         token, owner = tokens.flatten()[index.to(law.device)], index // tokens.shape[1]
         total.index_add_(0, owner, law.gather(-1, token[:, None])[:, 0].cpu().double())
         misses.index_add_(0, owner, (law.argmax(-1) != token).cpu().double())
     return total, misses == 0
 
 
-def _laws(
+def _log_prob_chunks(
     denoiser: Denoiser, hidden: Float[Tensor, "b l d"], where: Scored
 ) -> Iterator[tuple[Int[Tensor, "n"], LogLaw]]:
     """The predicted laws at some positions, a few at a time: a vocabulary is wide."""
@@ -324,13 +336,13 @@ def _laws(
         yield index, denoiser.head(hidden.flatten(0, 1)[index.to(hidden.device)])
 
 
-def ended(text: str, until: str | Sequence[str]) -> str:
+def until_stop(text: str, until: str | Sequence[str]) -> str:
     """The text up to the first of these strings."""
     stops = [until] if isinstance(until, str) else until
     return text[: min((text.find(stop) for stop in stops if stop and stop in text), default=len(text))]
 
 
-def _device(name: str) -> Device:
+def _parse_device(name: str) -> Device:
     """The harness's name of a device; cuda:0 is what it says where nobody has said anything."""
     kind, _, number = ("auto" if name == "cuda:0" else name).partition(":")
     if number.strip("0"):
@@ -338,7 +350,7 @@ def _device(name: str) -> Device:
     return cast(Device, kind)
 
 
-def _row(ids: Sequence[int]) -> int:
+def _noise_row(ids: Sequence[int]) -> int:
     """A row of noise for these tokens, wherever they stand among others."""
     return int.from_bytes(hashlib.blake2b(repr(list(ids)).encode(), digest_size=7).digest(), "little")
 
@@ -351,7 +363,7 @@ def _batches(kinds: Sequence[Hashable], size: int) -> list[list[int]]:
     return [numbers[k : k + size] for numbers in alike.values() for k in range(0, len(numbers), size)]
 
 
-def _shown(batches: list[list[int]], what: str) -> Iterable[list[int]]:
+def _with_progress(batches: list[list[int]], what: str) -> Iterable[list[int]]:
     """With a bar, on a terminal."""
     console = Console(stderr=True)
     return track(batches, what, console=console, transient=True, disable=not console.is_terminal)

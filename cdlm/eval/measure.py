@@ -1,4 +1,4 @@
-"""The measures of one cell: texts under a judge, the NELBO of a set, path invariance."""
+"""The measures of one cell: samples under a judge, the NELBO of a dataset, path invariance."""
 
 import contextlib
 import dataclasses
@@ -12,108 +12,131 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cdlm.data import END
-from cdlm.eval.cells import Cell
+from cdlm.eval.cells import EvalCell, few_step_samplers
 from cdlm.eval.config import EvalConfig, Protocol
-from cdlm.eval.results import Row, Samples
-from cdlm.eval.scorer import Judge, Reading, counted
+from cdlm.eval.results import ResultRow, Samples, row_key
+from cdlm.eval.scorer import Judge, JudgeScore, scored_positions
 from cdlm.files import VERSION
-from cdlm.metrics.bleu import TOKENISATION, bleu2, token_bleu2
-from cdlm.metrics.consistency import own_chain, reliability
-from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
-from cdlm.metrics.gen_ppl import mean, perplexity
-from cdlm.metrics.likelihood import few_step, repeated
-from cdlm.metrics.mauve import FEW, mauve
+from cdlm.metrics.bleu import TOKENIZATION, bleu2, token_bleu2
+from cdlm.metrics.consistency import own_chain_gap, reliability_curve
+from cdlm.metrics.diversity import SAMPLE_METRICS, entropy
+from cdlm.metrics.gen_ppl import bootstrap_mean, perplexity
+from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.metrics.mauve import MIN_UNBIASED, mauve
 from cdlm.rng import seeded
-from cdlm.sample.samplers import ORDERS
-from cdlm.text.pipeline import Pipeline
 from cdlm.types import Tokens
 
 PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
 """(t, s) of the consistency task."""
 
 
-def judged(
-    samples: Samples, judge: Judge, config: EvalConfig, key: str, show: Callable[[int], None] | None = None
-) -> Row:
-    """What one judge finds in the texts of a cell, and what needs no judge."""
-    about, lines = samples.about, samples.lines
-    matched = "reference" in lines[0]
+def score_samples(
+    samples: Samples, judge: Judge, config: EvalConfig, on_progress: Callable[[int], None] | None = None
+) -> ResultRow:
+    """The row of some samples under a judge, with the measures that need no judge."""
+    header, lines = samples.header, samples.lines
+    has_references = "reference" in lines[0]
     began = time.perf_counter()
-    readings = judge.read([_clean(line["text"], about) for line in lines], config.protocol, matched, show)
+    texts = [_with_common_eos(line["text"], header) for line in lines]
+    scores = judge.score(texts, config.protocol, has_references, on_progress)
     seconds = time.perf_counter() - began
-    tokens = [line["token_ids"] for line in lines]
-    own = [round(len(counted(ids, about["eos"])) * r.share) for ids, r in zip(tokens, readings, strict=True)]
-    nats, entropies = [r.nats for r in readings], [float(entropy(torch.tensor([ids]))) for ids in tokens]
-    scored, varied = perplexity(nats, [r.tokens for r in readings]), mean(entropies)
-    row: Row = {
-        **about,
-        "key": key,
+    token_ids = [line["token_ids"] for line in lines]
+    model_tokens = [
+        round(len(scored_positions(ids, header["eos_token_id"])) * score.scored_fraction)
+        for ids, score in zip(token_ids, scores, strict=True)
+    ]
+    nats = [score.nats for score in scores]
+    num_tokens = [score.num_tokens for score in scores]
+    entropies = [float(entropy(torch.tensor([ids]))) for ids in token_ids]
+    ppl = perplexity(nats, num_tokens)
+    mean_entropy = bootstrap_mean(entropies)
+    row: ResultRow = {
+        **header,
+        **judge_fields(judge, config),
         "num_samples": len(lines),
         "nfe": sum(line["nfe"] for line in lines) / len(lines),
         "judge": judge.label,
-        "judge_hash": judge.fingerprint,
-        "own_judge": judge.fingerprint == about["hash"],
-        "protocol": config.protocol,
+        "own_judge": judge.fingerprint == header["model_hash"],
         "window": judge.window,
-        "ppl": scored.value,
-        "ppl_interval": [scored.low, scored.high],
-        "ppl_model_token": perplexity(nats, own).value,
-        "entropy": varied.value,
-        "entropy_interval": [varied.low, varied.high],
-        "entropy_pooled": pooled_entropy(tokens),
-        **{f"distinct_{n}": distinct(tokens, n) for n in (1, 2, 3)},
-        "repetition_4": repetition(tokens),
-        "read": sum(r.share for r in readings) / len(readings),
+        "ppl": ppl.value,
+        "ppl_interval": [ppl.low, ppl.high],
+        "ppl_model_token": perplexity(nats, model_tokens).value,
+        "entropy": mean_entropy.value,
+        "entropy_interval": [mean_entropy.low, mean_entropy.high],
+        **{name: metric(token_ids) for name, metric in SAMPLE_METRICS.items()},
+        "judged_fraction": sum(score.scored_fraction for score in scores) / len(scores),
         "judge_seconds": round(seconds, 3),
-        "judge_tokens_per_second": round(sum(r.tokens for r in readings) / seconds, 1),
-        "per_text": {
-            "nats": [round(x, 4) for x in nats],
-            "tokens": [r.tokens for r in readings],
-            "entropy": [round(x, 5) for x in entropies],
+        "judge_tokens_per_second": round(sum(num_tokens) / seconds, 1),
+        "per_sample": {
+            "nats": [round(value, 4) for value in nats],
+            "tokens": num_tokens,
+            "entropy": [round(value, 5) for value in entropies],
         },
     }
-    return {**row, **(_against(samples, readings, judge, config) if matched else {}), **circumstances(config)}
+    row["key"] = row_key(row)
+    comparison = _compare_with_references(samples, scores, judge, config) if has_references else {}
+    return {**row, **comparison, **provenance(config)}
 
 
-def _against(samples: Samples, readings: Sequence[Reading], judge: Judge, config: EvalConfig) -> Row:
-    """Beside what people wrote: MAUVE, and for recovered texts BLEU-2 and the originals' own perplexity."""
-    about, lines = samples.about, samples.lines
-    theirs = _originals(judge, tuple(_clean(line["reference"], about) for line in lines), config.protocol)
-    row: Row = {
-        "reference_ppl": perplexity([r.nats for r in theirs], [r.tokens for r in theirs]).value,
-        "reference_entropy": float(np.mean([float(entropy(torch.tensor([x["reference_token_ids"]]))) for x in lines])),
-        "mauve": mauve(features_of(readings), features_of(theirs)),
-        "mauve_warning": f"{len(lines)} texts; below {FEW} it is biased upwards" if len(lines) < FEW else None,
+def judge_fields(judge: Judge, config: EvalConfig) -> ResultRow:
+    """What a row depends on besides its samples."""
+    return {"judge_hash": judge.fingerprint, "protocol": config.protocol}
+
+
+def _compare_with_references(
+    samples: Samples, scores: Sequence[JudgeScore], judge: Judge, config: EvalConfig
+) -> ResultRow:
+    """Samples beside human text: MAUVE, and in the conditional task BLEU-2 and the perplexity of the originals."""
+    header, lines = samples.header, samples.lines
+    references = tuple(_with_common_eos(line["reference"], header) for line in lines)
+    reference_scores = _score_references(judge, references, config.protocol)
+    reference_ids = [line["reference_token_ids"] for line in lines]
+    row: ResultRow = {
+        "reference_ppl": perplexity(
+            [score.nats for score in reference_scores], [score.num_tokens for score in reference_scores]
+        ).value,
+        "reference_entropy": float(np.mean([float(entropy(torch.tensor([ids]))) for ids in reference_ids])),
+        "mauve": mauve(stack_features(scores), stack_features(reference_scores)),
+        "mauve_warning": f"{len(lines)} texts; below {MIN_UNBIASED} it is biased upwards"
+        if len(lines) < MIN_UNBIASED
+        else None,
     }
-    if about["task"] == "conditional":
+    if header["task"] == "conditional":
         row["bleu2"] = bleu2([line["text"] for line in lines], [line["reference"] for line in lines])
-        row["bleu2_tokens"] = token_bleu2(
-            [line["token_ids"] for line in lines], [line["reference_token_ids"] for line in lines]
-        )
-        row["bleu2_how"] = TOKENISATION
+        row["bleu2_tokens"] = token_bleu2([line["token_ids"] for line in lines], reference_ids)
+        row["bleu2_tokenization"] = TOKENIZATION
     return row
 
 
 @functools.lru_cache(maxsize=8)
-def _originals(judge: Judge, texts: tuple[str, ...], protocol: Protocol) -> list[Reading]:
-    """What people wrote is the same beside every cell: it is read once."""
-    return judge.read(texts, protocol, features=True)
+def _score_references(judge: Judge, texts: tuple[str, ...], protocol: Protocol) -> list[JudgeScore]:
+    """Human text is the same beside every cell: it is scored once."""
+    return judge.score(texts, protocol, features=True)
 
 
-def likelihood(cell: Cell, config: EvalConfig) -> Row:
-    """The NELBO of a set, with its interval over texts and its spread over times."""
-    assert cell.set is not None
-    model, length = cell.model, config.max_length or cell.model.max_length
+def measure_likelihood(cell: EvalCell, config: EvalConfig) -> ResultRow:
+    """The NELBO of a dataset, with its interval over texts and its spread over times; and those of samplers of few
+    steps."""
     began = time.perf_counter()
-    blocks = cell.set.blocks(model.tokenizer, length, model.bos_framed, config.count, config.seed)
-    x0 = blocks.to(model.denoiser.device)
-    found = repeated(model.denoiser, x0, config.times, config.seed, config.batch_size)
-    bound = mean(found.mean(-1).tolist())
+    blocks, x0 = _dataset_tokens(cell, config)
+    model = cell.model
+    num_times = likelihood_samples(cell, config)
+    estimates = repeated_nelbo(model.denoiser, x0, num_times, config.seed, config.batch_size)
+    bound = bootstrap_mean(estimates.mean(-1).tolist())
+    few_step = []
+    for steps, order in few_step_samplers(cell, config):
+        term = few_step_term(model.denoiser, steps, order)
+        own = repeated_nelbo(model.denoiser, x0, num_times, config.seed, config.batch_size, term)
+        own_bound = bootstrap_mean(own.mean(-1).tolist())
+        interval = [own_bound.low, own_bound.high]
+        few_step.append({"steps": steps, "order": order, "nelbo": own_bound.value, "interval": interval})
     special = (model.tokenizer.eos, model.tokenizer.bos)
-    texts = (model.tokenizer.decode([i for i in block if i not in special]) for block in blocks.tolist())
+    texts = (model.tokenizer.decode([token for token in block if token not in special]) for block in blocks.tolist())
     exact = model.denoiser.process is None
     predicted = blocks[:, 1:] if exact else blocks  # an autoregressive model is given the first token
     characters = sum(map(len, texts)) / predicted.numel()
@@ -121,64 +144,62 @@ def likelihood(cell: Cell, config: EvalConfig) -> Row:
         "nelbo": bound.value,
         "nelbo_interval": [bound.low, bound.high],
         "nelbo_ppl": math.exp(bound.value),
-        "nelbo_std_over_times": None if found.shape[1] < 2 else float(found.std(-1).mean()),
-        "nelbo_std_over_texts": float(found.mean(-1).std()) if len(found) > 1 else None,
+        "nelbo_std_over_times": None if num_times < 2 else float(estimates.std(-1).mean()),
+        "nelbo_std_over_texts": float(estimates.mean(-1).std()) if len(estimates) > 1 else None,
         "bits_per_character": bound.value / characters / math.log(2),
-        "times": found.shape[1],
         "exact": exact,
-        "samplers": _samplers(model, x0, config),
+        "few_step": few_step,
         "seconds": round(time.perf_counter() - began, 3),
     }
 
 
-def _samplers(model: Pipeline, x0: Tokens, config: EvalConfig) -> list[Row]:
-    """The bounds of samplers of few steps, under masking."""
-    if model.denoiser.process is None or not model.denoiser.process.absorbing:
-        return []
-    rows: list[Row] = []
-    for order in config.order or ("random",):
-        if order in ORDERS:
-            for steps in config.steps:
-                term = few_step(model.denoiser, steps, order)
-                found = repeated(model.denoiser, x0, config.times, config.seed, config.batch_size, term)
-                bound = mean(found.mean(-1).tolist())
-                rows.append({"steps": steps, "order": order, "nelbo": bound.value, "interval": [bound.low, bound.high]})
-    return rows
+def likelihood_samples(cell: EvalCell, config: EvalConfig) -> int:
+    """Noise levels per text; the likelihood of an autoregressive model is exact."""
+    return 1 if cell.model.denoiser.process is None else config.likelihood_samples
 
 
-def consistency(cell: Cell, config: EvalConfig) -> Row:
-    """Both stand-ins for path invariance on text, at a few pairs of noise levels."""
-    assert cell.set is not None
+def _dataset_tokens(cell: EvalCell, config: EvalConfig) -> tuple[Int[Tensor, "n length"], Tokens]:
+    """The blocks of a dataset, on the host and on the device."""
+    assert cell.dataset is not None
     model, length = cell.model, config.max_length or cell.model.max_length
+    blocks = cell.dataset.blocks(model.tokenizer, length, model.bos_framed, config.samples_per_cell, config.seed)
+    return blocks, blocks.to(model.denoiser.device)
+
+
+def measure_consistency(cell: EvalCell, config: EvalConfig) -> ResultRow:
+    """Both stand-ins for path invariance on text, at a few pairs of noise levels."""
     began = time.perf_counter()
-    x0 = cell.set.blocks(model.tokenizer, length, model.bos_framed, config.count, config.seed).to(model.denoiser.device)
-    rows, how = [], model.posterior
-    without = how == "plug-in" and model.denoiser.process is not None and not model.denoiser.process.absorbing
+    _, x0 = _dataset_tokens(cell, config)
+    denoiser, posterior = cell.model.denoiser, cell.model.posterior
+    leave_one_out = posterior == "plug-in" and denoiser.process is not None and not denoiser.process.absorbing
+    pairs = []
     for t, s in PAIRS:
         rng = seeded(config.seed, "consistency", batch=len(x0))
-        curve = reliability(model.denoiser, x0, s, t, rng("reliability"), rows=config.batch_size, leave_one_out=without)
-        row: Row = {"t": t, "s": s, "reliability": dataclasses.asdict(curve), "reliability_error": curve.error}
+        curve = reliability_curve(
+            denoiser, x0, s, t, rng("reliability"), rows=config.batch_size, leave_one_out=leave_one_out
+        )
+        pair: ResultRow = {"t": t, "s": s, "reliability": dataclasses.asdict(curve), "reliability_error": curve.error}
         if s > 0:  # at s = 0 the chain ends: its mean is f(x_t, t) by construction
             few = torch.arange(min(16, len(x0)))
-            gap = own_chain(
-                model.denoiser, x0[: len(few)], s, t, rng("chain")[few], posterior=how, leave_one_out=without
+            gap = own_chain_gap(
+                denoiser, x0[: len(few)], s, t, rng("chain")[few], posterior=posterior, leave_one_out=leave_one_out
             )
-            row |= {"own_chain_tv": gap.tv, "own_chain_floor": gap.floor}
-        rows.append(row)
-    return {"pairs": rows, "seconds": round(time.perf_counter() - began, 3)}
+            pair |= {"own_chain_tv": gap.tv, "own_chain_floor": gap.floor}
+        pairs.append(pair)
+    return {"pairs": pairs, "seconds": round(time.perf_counter() - began, 3)}
 
 
-def _clean(text: str, about: Row) -> str:
-    """The model's own name for the end of a text, by the one that judges know."""
-    return text.replace(about["end"], END)
+def _with_common_eos(text: str, header: ResultRow) -> str:
+    """A text with the EOS token that judges know, in place of the model's own."""
+    return text.replace(header["eos_token"], END)
 
 
-def features_of(readings: Sequence[Reading]) -> NDArray[np.float32]:
-    return np.stack([r.feature for r in readings if r.feature is not None])
+def stack_features(scores: Sequence[JudgeScore]) -> NDArray[np.float32]:
+    return np.stack([score.feature for score in scores if score.feature is not None])
 
 
-def circumstances(config: EvalConfig) -> Row:
-    """When, where and with what."""
+def provenance(config: EvalConfig) -> ResultRow:
+    """When, where and with what something was computed."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and config.device != "cpu" else "cpu"
     return {"time": now, "device": device, "torch": torch.__version__, "cdlm": VERSION, "commit": _commit()}
@@ -187,6 +208,6 @@ def circumstances(config: EvalConfig) -> Row:
 def _commit() -> str | None:
     """The commit of a clone; None for an installed package."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     return None

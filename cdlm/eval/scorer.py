@@ -29,7 +29,7 @@ from cdlm.model import pretrained
 from cdlm.text.pipeline import load
 
 WINDOW = 1024
-PARTIAL = 1 << 29
+LOGITS_BYTES = 1 << 29
 """Bytes of logits at a time on a CPU; a GPU takes eight times as many."""
 CPU_TOKENS = 512
 """Tokens at a time on a CPU, which larger batches only slow down."""
@@ -42,32 +42,33 @@ state at that position."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class JudgeScore:
     """What a judge found in one text."""
 
     nats: float
-    """Surprise, over the tokens that count."""
-    tokens: int
+    """The surprisal of the tokens that count."""
+    num_tokens: int
     """How many count."""
-    share: float
-    """Of the text's tokens, those that fit into the window."""
+    scored_fraction: float
+    """Of the tokens of the text, those that fit into the window."""
     feature: NDArray[np.float32] | None = None
+    """The last hidden state at the last token, if asked for."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Judge:
-    """A causal language model, loaded once, that reads texts in batches."""
+    """A causal language model, loaded once, that scores texts in batches."""
 
     name: str
     kind: Literal["hub", "package", "in-domain"]
     encode: Callable[[str], list[int]]
-    """Text to ids, nothing added at either end."""
+    """Text to token ids, nothing added at either end."""
     forward: Forward
     start: tuple[int, ...]
     """What comes before every text; empty for GPT-2, as in the published protocol."""
     eos: int
     window: int
-    vocab: int
+    vocab_size: int
     fingerprint: str
     device: torch.device
 
@@ -75,118 +76,126 @@ class Judge:
     def label(self) -> str:
         return f"{self.name} (in-domain)" if self.kind == "in-domain" else self.name
 
-    def ids(self, text: str) -> list[int]:
-        """The text in the judge's own tokens, with its own token wherever one of the model's documents ends."""
-        ids: list[int] = []
+    def encode_documents(self, text: str) -> list[int]:
+        """The text in the judge's own tokens, with its EOS token between documents."""
+        token_ids: list[int] = []
         for number, document in enumerate(text.split(END)):
-            ids += [self.eos] * (number > 0) + (self.encode(document) if document else [])
-        return ids
+            token_ids += [self.eos] if number else []
+            token_ids += self.encode(document) if document else []
+        return token_ids
 
     @torch.no_grad()
-    def read(
+    def score(
         self,
         texts: Sequence[str],
         protocol: Protocol = "robust",
         features: bool = False,
-        show: Callable[[int], None] | None = None,
-    ) -> list[Reading]:
-        """Read every text up to the window, longest first. `show` is told how many texts are done at a time."""
-        whole = [self.ids(text) for text in texts]
-        cut = [ids[: self.window] for ids in whole]
-        readings: list[Reading | None] = [None] * len(texts)
-        order = sorted(range(len(texts)), key=lambda k: -len(cut[k]))
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[JudgeScore]:
+        """Score every text up to the window, longest first. `on_progress` gets the number of texts of each batch."""
+        token_ids = [self.encode_documents(text) for text in texts]
+        windows = [ids[: self.window] for ids in token_ids]
+        scores: list[JudgeScore | None] = [None] * len(texts)
+        order = sorted(range(len(texts)), key=lambda k: -len(windows[k]))
         while order:
-            longest = max(1, len(self.start) + len(cut[order[0]]))
-            room = PARTIAL * (8 if self.device.type == "cuda" else 1)
-            size = room // (4 * self.vocab * longest)
-            alike = sum(10 * (len(self.start) + len(cut[k])) >= 9 * longest for k in order)  # little padding
-            size = min(size, alike, len(order) if self.device.type == "cuda" else CPU_TOKENS // longest)
-            rows, order = order[: max(1, size)], order[max(1, size) :]
-            for k, reading in zip(rows, self._batch([cut[k] for k in rows], protocol, features), strict=True):
-                share = len(cut[k]) / len(whole[k]) if whole[k] else 1.0
-                readings[k] = dataclasses.replace(reading, share=share)
-            if show is not None:
-                show(len(rows))
-        return [reading for reading in readings if reading is not None]
+            batch_size = self._batch_size([len(self.start) + len(windows[k]) for k in order])
+            batch, order = order[:batch_size], order[batch_size:]
+            for k, score in zip(batch, self._score_batch([windows[k] for k in batch], protocol, features), strict=True):
+                fraction = len(windows[k]) / len(token_ids[k]) if token_ids[k] else 1.0
+                scores[k] = dataclasses.replace(score, scored_fraction=fraction)
+            if on_progress is not None:
+                on_progress(len(batch))
+        return [score for score in scores if score is not None]
 
-    def _batch(self, ids: list[list[int]], protocol: Protocol, features: bool) -> list[Reading]:
-        last = torch.tensor([max(1, len(self.start) + len(one)) - 1 for one in ids])
-        if protocol == "paper":  # padded with the end of text, the first of which counts
-            ids = [one + [self.eos] * (len(one) < self.window) for one in ids]
-        lengths = torch.tensor([max(1, len(self.start) + len(one)) for one in ids])
-        x = torch.full((len(ids), int(lengths.max())), self.eos)
-        for row, one in zip(x, ids, strict=True):
-            row[: len(self.start) + len(one)] = torch.tensor([*self.start, *one], dtype=torch.long)
+    def _batch_size(self, lengths: Sequence[int]) -> int:
+        """How many of these texts, longest first, are scored together: with little padding, and as memory allows."""
+        on_gpu = self.device.type == "cuda"
+        longest = max(1, lengths[0])
+        fitting = LOGITS_BYTES * (8 if on_gpu else 1) // (4 * self.vocab_size * longest)
+        similar = sum(10 * length >= 9 * longest for length in lengths)
+        return max(1, min(fitting, similar, len(lengths) if on_gpu else CPU_TOKENS // longest))
+
+    def _score_batch(self, batch: list[list[int]], protocol: Protocol, features: bool) -> list[JudgeScore]:
+        last = torch.tensor([max(1, len(self.start) + len(ids)) - 1 for ids in batch])
+        if protocol == "paper":  # closed by an EOS token, the first of which counts
+            batch = [[*ids, self.eos] if len(ids) < self.window else ids for ids in batch]
+        lengths = torch.tensor([max(1, len(self.start) + len(ids)) for ids in batch])
+        x = torch.full((len(batch), int(lengths.max())), self.eos)
+        for row, ids in zip(x, batch, strict=True):
+            row[: len(self.start) + len(ids)] = torch.tensor([*self.start, *ids], dtype=torch.long)
         log_p, hidden = self.forward(*(part.to(self.device) for part in (x, lengths, last)))
-        readings = []
-        for row, one in enumerate(ids):
-            first = 1 if protocol == "paper" or not self.start else 0
-            where = [k + len(self.start) - 1 for k in counted(one, self.eos, first)]
-            nats = -float(log_p[row, where].double().sum()) if where else 0.0
+        first = 1 if protocol == "paper" or not self.start else 0
+        scores = []
+        for row, ids in enumerate(batch):
+            columns = [k + len(self.start) - 1 for k in scored_positions(ids, self.eos, first)]
+            nats = -float(log_p[row, columns].double().sum()) if columns else 0.0
             feature = hidden[row].float().cpu().numpy() if features else None
-            readings.append(Reading(nats, len(where), 1.0, feature))
-        return readings
+            scores.append(JudgeScore(nats, len(columns), 1.0, feature))
+        return scores
 
 
-def counted(ids: Sequence[int], eos: int, first: int = 1) -> list[int]:
-    """The positions whose surprise counts, from `first` on: every token but the ends of text, and the first of those.
+def scored_positions(ids: Sequence[int], eos: int, first: int = 1) -> list[int]:
+    """The positions whose surprisal counts, from `first` on: every token that is no EOS, and the first EOS token.
 
-    An end of text at position 0 is never counted; text after one is.
+    An EOS token at position 0 is never counted; text after one is.
     """
-    end = next((k for k, token in enumerate(ids) if token == eos), -1)
-    return [k for k in range(first, len(ids)) if ids[k] != eos or (k == end and k > 0)]
+    first_eos = next((k for k, token in enumerate(ids) if token == eos), -1)
+    return [k for k in range(first, len(ids)) if ids[k] != eos or (k == first_eos and k > 0)]
 
 
 def open_judge(name: str, device: Device = "auto") -> Judge:
-    """The judge of that name: an installed package, a folder, or an id of the model hub."""
+    """The judge of that name: an installed package, a directory, or an id of the model hub."""
     chosen = pick_device(device)
     if name in PACKAGES:
-        return _transformers(name, folder_of(name), "package", chosen, PACKAGES[name].start)
-    folder = pretrained.newest(Path(name))
-    if not folder.is_dir():
+        return _open_transformers(name, folder_of(name), "package", chosen, PACKAGES[name].start)
+    directory = pretrained.newest(Path(name))
+    if not directory.is_dir():
         if "/" in name.strip("/") and Path(name).parent.exists() and name.startswith((".", "/", "~", "runs")):
-            raise ValueError(f"there is no judge {name}: the folder does not exist")
-        return _transformers(name, name, "hub", chosen)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{name} is no judge: it has no config.json; name a model folder, a run, or {_offers()}")
-    if read_object(folder / "config.json").get("format") == "cdlm":
-        return _ours(name, folder, chosen)
-    return _transformers(name, folder, "hub", chosen)
+            raise ValueError(f"there is no judge {name}: the directory does not exist; name {_alternatives(name)}.")
+        return _open_transformers(name, name, "hub", chosen)
+    if not (directory / "config.json").is_file():
+        raise ValueError(
+            f"{name} is no judge: it has no config.json; name a model directory, a run, or {_alternatives()}."
+        )
+    if read_object(directory / "config.json").get("format") == "cdlm":
+        return _open_autoregressive(name, directory, chosen)
+    return _open_transformers(name, directory, "hub", chosen)
 
 
-def _ours(name: str, folder: Path, device: torch.device) -> Judge:
+def _open_autoregressive(name: str, directory: Path, device: torch.device) -> Judge:
     """A causal model of our own."""
-    model = load(folder, device.type, "float32")  # type: ignore[arg-type]
+    model = load(directory, device.type, "float32")  # type: ignore[arg-type]
     if model.denoiser.process is not None:
         raise ValueError(
             f"{name} is a diffusion model, whose likelihood is only bounded; a judge is autoregressive: name "
-            f"{_offers()}"
+            f"{_alternatives()}"
         )
-    words = model.tokenizer
+    tokenizer = model.tokenizer
 
     def forward(
         x: Int[Tensor, "b l"], lengths: Int[Tensor, "b"], last: Int[Tensor, "b"]
     ) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b d"]]:
         hidden = model.denoiser.features(x, torch.ones(len(x), dtype=torch.float64))
-        law = model.denoiser.head(hidden[:, :-1])
-        log_p = law.gather(-1, x[:, 1:, None])[..., 0]
+        log_probs = model.denoiser.head(hidden[:, :-1])
+        log_p = log_probs.gather(-1, x[:, 1:, None])[..., 0]
         return log_p, hidden[torch.arange(len(x), device=x.device), last]
 
     return Judge(
         name=model.name,
         kind="in-domain",
-        encode=words.encode,
+        encode=tokenizer.encode,
         forward=forward,
-        start=(words.bos,),
-        eos=words.eos,
-        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),  # the start takes one
-        vocab=model.denoiser.vocab,
-        fingerprint=fingerprint(folder),
+        start=(tokenizer.bos,),
+        eos=tokenizer.eos,
+        # the start token takes one of the learned positions
+        window=min(WINDOW, (model.max_length or WINDOW) - bool(model.denoiser.config.position_embeddings)),
+        vocab_size=model.denoiser.vocab,
+        fingerprint=fingerprint(directory),
         device=device,
     )
 
 
-def _transformers(
+def _open_transformers(
     name: str, source: str | Path, kind: Literal["hub", "package"], device: torch.device, start: tuple[int, ...] = ()
 ) -> Judge:
     """Any causal model that the library opens."""
@@ -196,12 +205,12 @@ def _transformers(
         raise ValueError(f"the judge {name} needs transformers; run in the checkout: {install('eval')}") from None
     transformers.utils.logging.disable_progress_bar()
     silence = None if isinstance(source, Path) else hub_silence()
-    here = {"local_files_only": silence is not None}  # its cache, if it does not answer
+    cached = {"local_files_only": silence is not None}  # from the cache of the hub's client, if the hub is silent
     try:
-        words = transformers.AutoTokenizer.from_pretrained(source, **here)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **cached)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source,
-            **here,
+            **cached,
             dtype=torch.float32,
             use_safetensors=True,  # pickles are not opened
         )
@@ -211,15 +220,15 @@ def _transformers(
         if silence is not None:
             raise ValueError(
                 f"the judge {name} is not in the cache here, and the model hub cannot be reached ({silence}); connect "
-                f"this machine, copy the model into a folder and name that, or name {_offers(name)}"
+                f"this machine, copy the model into a folder and name that, or name {_alternatives(name)}"
             ) from None
         raise ValueError(
-            f"there is no judge {name} here, and the model hub did not give it ({reason}); name {_offers(name)}"
+            f"there is no judge {name} here, and the model hub did not give it ({reason}); name {_alternatives(name)}"
         ) from None
     model.requires_grad_(False)
-    if words.eos_token_id is None:
+    if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {name} has no token that ends a text; choose another judge")
-    start = start or _start(words)
+    start = start or _start_tokens(tokenizer)
     longest = int(getattr(model.config, "max_position_embeddings", 0) or getattr(model.config, "n_positions", WINDOW))
 
     def forward(
@@ -233,7 +242,7 @@ def _transformers(
         return log_p, out.hidden_states[-1][torch.arange(len(x), device=x.device), last]
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = words(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     commit = getattr(model.config, "_commit_hash", None)
@@ -243,31 +252,31 @@ def _transformers(
         encode=encode,
         forward=forward,
         start=start,
-        eos=_end(words),
+        eos=_document_end(tokenizer),
         window=min(WINDOW, longest - len(start)),
-        vocab=model.config.vocab_size,
+        vocab_size=model.config.vocab_size,
         fingerprint=commit or fingerprint(Path(source)),
         device=device,
     )
 
 
-def _start(words: Any) -> tuple[int, ...]:
+def _start_tokens(tokenizer: Any) -> tuple[int, ...]:
     """What the tokenizer itself puts before a text; nothing for GPT-2."""
-    ids = words("a")["input_ids"]
-    plain = words("a", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     place = next((k for k in range(len(ids)) if ids[k : k + len(plain)] == plain), 0)
     return tuple(ids[:place])
 
 
-def _end(words: Any) -> int:
+def _document_end(tokenizer: Any) -> int:
     """The token between documents: <|endoftext|> where there is one, since a chat model ends its turns with another."""
-    return words.get_vocab().get(END, words.eos_token_id)
+    return tokenizer.get_vocab().get(END, tokenizer.eos_token_id)
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(directory: Path) -> str:
     """A hash of the weights and of what it takes to read them: the same model under any name."""
     kinds = ("config.json", "model*.safetensors", "*.gguf", "tokenizer.*", "vocab.json", "merges.txt")
-    files = [path for kind in kinds for path in sorted(folder.glob(kind))]
+    files = [path for kind in kinds for path in sorted(directory.glob(kind))]
     hashes = (_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     return hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
 
@@ -279,7 +288,7 @@ def _hash(path: Path, changed: int, size: int) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def _offers(tried: str = "") -> str:
+def _alternatives(tried: str = "") -> str:
     """The judges to choose from, without the one that was tried."""
     packages = (f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
     hub = ["gpt2-large (the paper's, from the model hub)"] if tried != "gpt2-large" else []

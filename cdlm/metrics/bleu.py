@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cdlm.extras import require
 
-TOKENISATION = "words between white space; sacrebleu, order 2, exponential smoothing, one reference"
+TOKENIZATION = "words between white space; sacrebleu, order 2, exponential smoothing, one reference"
 
 
 def bleu2(texts: Sequence[str], references: Sequence[str]) -> float:

@@ -1,8 +1,9 @@
 """How varied texts are: numbers that fall when a model repeats itself or sharpens."""
 
 import collections
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -33,6 +34,16 @@ def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
     """The share of n-grams that their own text has held before; the mean over texts."""
     shares = [1 - len(set(grams)) / len(grams) for text in texts if (grams := _grams(text, n))]
     return sum(shares) / len(shares) if shares else 0.0
+
+
+SAMPLE_METRICS: dict[str, Callable[[Sequence[Sequence[int]]], float]] = {
+    "entropy_pooled": pooled_entropy,
+    "distinct_1": functools.partial(distinct, n=1),
+    "distinct_2": functools.partial(distinct, n=2),
+    "distinct_3": functools.partial(distinct, n=3),
+    "repetition_4": functools.partial(repetition, n=4),
+}
+"""Metrics of the token ids of all samples of a cell, by their names in results.jsonl. A new metric is a row."""
 
 
 def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cdlm.rng import seeded
 
-RESAMPLES = 1000
-LEVEL = 0.95
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,28 +28,30 @@ def perplexity(nats: Sequence[float], tokens: Sequence[int], seed: int = 0) -> I
     if not sum(tokens):
         raise ValueError("no token of these texts counts for a perplexity: they are empty")
     n, k = torch.tensor(nats, dtype=torch.float64), torch.tensor(tokens, dtype=torch.float64)
-    draws = resamples(len(n), seed)
-    return interval(float((n.sum() / k.sum()).exp()), (n[draws].sum(-1) / k[draws].sum(-1).clamp(min=1)).exp())
+    draws = bootstrap_indices(len(n), seed)
+    return percentile_interval(
+        float((n.sum() / k.sum()).exp()), (n[draws].sum(-1) / k[draws].sum(-1).clamp(min=1)).exp()
+    )
 
 
-def mean(values: Sequence[float], seed: int = 0) -> Interval:
+def bootstrap_mean(values: Sequence[float], seed: int = 0) -> Interval:
     """The mean over texts."""
     x = torch.tensor(values, dtype=torch.float64)
-    return interval(float(x.mean()), x[resamples(len(x), seed)].mean(-1))
+    return percentile_interval(float(x.mean()), x[bootstrap_indices(len(x), seed)].mean(-1))
 
 
-def resamples(n: int, seed: int = 0, times: int = RESAMPLES) -> Int[Tensor, "times n"]:
+def bootstrap_indices(n: int, seed: int = 0, times: int = NUM_RESAMPLES) -> Int[Tensor, "times n"]:
     """Texts drawn with replacement, the same for every measure of one cell, so that they can be paired."""
     return seeded(seed, "bootstrap", n, batch=times).integers(n, n)
 
 
-def interval(value: float, draws: Float[Tensor, "times"]) -> Interval:
+def percentile_interval(value: float, draws: Float[Tensor, "times"]) -> Interval:
     """The percentiles of the resamples. A draw that is NaN is left out; one may be infinite (a curve that is never
     crossed), and then so may be an end of the interval."""
     draws = draws[~draws.isnan()]
     if not len(draws):
         return Interval(value, math.nan, math.nan)
-    edges = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=draws.dtype)
+    edges = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=draws.dtype)
     between = "linear" if bool(draws.isfinite().all()) else "nearest"
     low, high = draws.quantile(edges, interpolation=between).tolist()
     return Interval(value, low, high)

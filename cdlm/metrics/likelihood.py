@@ -16,7 +16,7 @@ from cdlm.objective.loss import Term, weighted_divergence
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
-CHUNK = 4096
+CHUNK_SIZE = 4096
 """Positions whose laws over the vocabulary are there at once."""
 
 
@@ -28,11 +28,11 @@ def nelbo(denoiser: Denoiser, batches: Iterable[tuple[int, Tokens]], seed: int =
     found = []
     for number, x0 in batches:
         rng = seeded(seed, "nelbo", number, batch=len(x0))
-        found.append(bounds(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
+        found.append(nelbo_estimates(denoiser, x0, rng("order").uniform(1)[:, 0].argsort(), rng, rows))
     return float(torch.cat(found).mean())
 
 
-def repeated(
+def repeated_nelbo(
     denoiser: Denoiser, x0: Tokens, times: int = 16, seed: int = 0, rows: int = 64, term: Term | None = None
 ) -> Float[Tensor, "b times"]:
     """Several estimates for each sequence, stratified over its own times and over those of all: the bound's spread.
@@ -45,10 +45,10 @@ def repeated(
     order = seeded(seed, "order", batch=n).uniform(times).argsort(0)
     stratum = (torch.arange(times) * n + order).flatten()  # one of the first n, one of the next n, ...
     rng = seeded(seed, "likelihood", batch=n * times)
-    return bounds(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
+    return nelbo_estimates(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
 
 
-def few_step(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
+def few_step_term(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
     """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
     random, a bound of it."""
     (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
@@ -56,7 +56,7 @@ def few_step(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
 
 
 @torch.no_grad()
-def bounds(
+def nelbo_estimates(
     denoiser: Denoiser,
     x0: Tokens,
     stratum: Int[Tensor, "b"],
@@ -72,7 +72,7 @@ def bounds(
         pair = term.draw(x0[part.to(x0.device)], 0.0, stratum[part], rng.batch, rng[part], None)
         hidden = denoiser.features(pair.student_input, pair.alpha_t).flatten(0, 1)
         length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
-        for summands in term.summands(pair, chunk=CHUNK):
+        for summands in term.summands(pair, chunk=CHUNK_SIZE):
             nats = weighted_divergence(summands, denoiser, hidden)
             sums.index_add_(0, summands.index.cpu() // length, nats.cpu().double())
         found.append(sums / length)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cdlm.extras import require
 
-FEW = 1000
+MIN_UNBIASED = 1000
 """Below so many texts the score is biased upwards, and has few clusters to tell anything apart."""
 
 Features = NDArray[np.floating]
@@ -24,10 +24,10 @@ def mauve(p: Features, q: Features, seed: int = 0) -> float:
     """The score of features p (what was written) against q (what people wrote), one row a text."""
     if len(p) < 2 or len(q) < 2:
         raise ValueError(f"MAUVE compares two sets of texts; got {len(p)} and {len(q)}")
-    return area(*histograms(p, q, seed))
+    return mauve_of_histograms(*cluster_histograms(p, q, seed))
 
 
-def histograms(p: Features, q: Features, seed: int = 0) -> tuple[Histogram, Histogram]:
+def cluster_histograms(p: Features, q: Features, seed: int = 0) -> tuple[Histogram, Histogram]:
     """How often each set falls into each cluster of both together."""
     cluster = require("sklearn.cluster", "eval", "MAUVE", "scikit-learn")
     decomposition = require("sklearn.decomposition", "eval", "MAUVE", "scikit-learn")
@@ -45,7 +45,7 @@ def histograms(p: Features, q: Features, seed: int = 0) -> tuple[Histogram, Hist
     return first, second
 
 
-def area(p: Histogram, q: Histogram, scaling: float = 5.0, points: int = 25) -> float:
+def mauve_of_histograms(p: Histogram, q: Histogram, scaling: float = 5.0, points: int = 25) -> float:
     """The area under { exp(-c KL(q, r)), exp(-c KL(p, r)) : r = w p + (1 - w) q }, by trapezia from axis to axis."""
     curve = [(1.0, 0.0)]
     for weight in np.linspace(1e-6, 1 - 1e-6, points):

@@ -102,7 +102,7 @@ class Block(nn.Module):
         if rows is None:
             x = x + gate1 * self._drop(self._attend(seen, rotary))
         else:
-            x = take(x, rows) + gate1 * self._attend_at(seen, rotary, rows)
+            x = take_positions(x, rows) + gate1 * self._attend_at(seen, rotary, rows)
         return x + gate2 * self._drop(self._widen(self.norm2(x) * (1 + scale2) + shift2))
 
     def _attend(self, x: Hidden, rotary: Rotary, past: Past | None = None) -> Hidden:
@@ -124,7 +124,7 @@ class Block(nn.Module):
         """Queries at some positions, keys and values at all."""
         query, rest = self.attn_qkv.weight.split([x.shape[2], 2 * x.shape[2]])
         k, v = (self._heads(part) for part in F.linear(x, rest).chunk(2, -1))
-        q = self._heads(F.linear(take(x, rows), query))
+        q = self._heads(F.linear(take_positions(x, rows), query))
         cos, sin = (table[rows][:, None] for table in rotary)
         return self._merged(F.scaled_dot_product_attention(rotate(q, (cos, sin)), rotate(k, rotary), v))
 
@@ -257,7 +257,7 @@ def rotary_table(length: int, width: int, device: torch.device) -> Rotary:
         return angles.cos(), angles.sin()
 
 
-def take(x: Hidden, rows: Rows) -> Chosen:
+def take_positions(x: Hidden, rows: Rows) -> Chosen:
     """x at chosen positions of each sequence."""
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
 

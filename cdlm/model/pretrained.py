@@ -32,7 +32,9 @@ class LayoutError(ValueError):
     """A folder that is not a model this version can read."""
 
 
-def save(denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = None, part: int | None = None) -> Path:
+def save_denoiser(
+    denoiser: Denoiser, folder: str | Path, dtype: torch.dtype | None = None, part: int | None = None
+) -> Path:
     """Write a self-contained model folder; the prior travels with the weights, the rest is readable JSON.
 
     Weights may be rounded to a `dtype`, and split into files of at most `part` bytes.
@@ -73,8 +75,10 @@ def write_model(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu", config: dict[str, Any] | None = None) -> Denoiser:
-    """Open a model directory: one written by `save`, a run (its newest checkpoint), or a public checkpoint.
+def load_denoiser(
+    folder: str | Path, device: torch.device | str = "cpu", config: dict[str, Any] | None = None
+) -> Denoiser:
+    """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), or a public checkpoint.
 
     Nothing is unpickled. A `config` that `read_model_config` has already read is not read again.
     """

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser, mean_law
-from cdlm.model.dit import take
+from cdlm.model.dit import take_positions
 from cdlm.process.process import Posterior, Process
 from cdlm.rng import categorical
 from cdlm.sample.logits import LogitsProcessor, LogitsRows, logits_processors
@@ -119,7 +119,7 @@ def trunk_and_head(predict: Predictor, process: Process) -> tuple[Trunk, Head]:
             order.append((t == time).nonzero()[:, 0])
             parts.append(predict(x[order[-1]], time))
         found = torch.cat(parts)[torch.cat(order).argsort()]
-        return found if rows is None else take(found, rows)
+        return found if rows is None else take_positions(found, rows)
 
     return log_probs, lambda rows: rows
 

@@ -287,6 +287,17 @@ def describe_settings(settings: Settings) -> list[str]:
     return list(_words(settings))
 
 
+def implied_sampler(settings: Settings) -> str:
+    """The sampler that `auto` chooses for these settings, on the process that theirs is for."""
+    values, row = dataclasses.asdict(settings), SAMPLERS[settings.sampler]
+    given = {name: values[name] for name in ("steps",) if name in row.settings}
+    for name, other in SAMPLERS.items():
+        comparable = other.process == row.process or (other.process == "any" and row.process != "none")
+        if name == settings.sampler or (comparable and not _unread(other, values, given)):
+            return name
+    return settings.sampler
+
+
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -295,10 +306,11 @@ def _words(settings: Settings) -> Iterator[str]:
     if settings.steps:
         yield f"{settings.steps} steps"
     yield settings.precision
+    if settings.sampler != implied_sampler(settings):
+        yield f"sampler {settings.sampler}"
     for name, value in dataclasses.asdict(settings).items():
-        if name in ("sampler", "steps", "precision", "posterior") or value == DEFAULTS[name]:
-            continue
-        yield f"{name.replace('_', '-')} {value}"
+        if name not in ("sampler", "steps", "precision", "posterior") and value != DEFAULTS[name]:
+            yield f"{name.replace('_', '-')} {value}"
 
 
 def _range(spec: Spec) -> str:

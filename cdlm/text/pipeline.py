@@ -354,7 +354,7 @@ def load(
     directory = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
     config = pretrained.read_model_config(directory)
-    denoiser = pretrained.load(directory, chosen, config)
+    denoiser = pretrained.load_denoiser(directory, chosen, config)
     if dtype == "auto":
         dtype = "bfloat16" if chosen.type == "cuda" else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do

@@ -25,7 +25,7 @@ from cdlm.methods import Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import load, migrate_model_config, model_config, read_model_config
+from cdlm.model.pretrained import load_denoiser, migrate_model_config, model_config, read_model_config
 from cdlm.objective import Objective
 from cdlm.train import checkpoint
 from cdlm.train.config import Resume, TrainConfig, migrate, to_json
@@ -34,7 +34,7 @@ from cdlm.train.log import announce, console_line, open_log, summarise
 from cdlm.train.prior import check_prior, make_process, same_prior
 from cdlm.train.recipes import RECIPES
 from cdlm.train.step import Learner, make_learner, train_step
-from cdlm.train.validation import report, validate
+from cdlm.train.validation import print_validation, validate
 from cdlm.types import Tokens
 
 FREE = {
@@ -169,7 +169,7 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
                     best, save_now = (found["nelbo"], n), True  # the best is always kept
                 if record is not None:
                     record(found)
-                    report(found, config)
+                    print_validation(found, config)
             if save_now:
                 save(n)
             if log_now or valid_now or save_now:
@@ -213,7 +213,7 @@ def build(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
                 f"{_command(config.init_from)}, or name another with --init-from"
             )
-        given = load(start)
+        given = load_denoiser(start)
         ours, theirs = _comparable(model_config(network)), _comparable(model_config(given))
         weights = given.state_dict()
         if given.vocab == vocab + 1 and network.process is not None and network.process.flat:

@@ -46,7 +46,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     total = mean_over_ranks(total, world)
     found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(total[0] / total[1])}
     if config.valid_samples:
-        x = draw(state.ema, method, config, step, valid.meta.bos)
+        x = generate_samples(state.ema, method, config, step, valid.meta.bos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.valid_samples].cpu()).mean())
         counts = pooled_entropy([row for _, x0 in batches for row in x0.tolist()])
@@ -57,7 +57,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     return found
 
 
-def draw(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int) -> Tokens:
+def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int) -> Tokens:
     """A few sequences from the model, the same for every run of this seed and step."""
     rng = seeded(config.seed, "validation samples", step, batch=config.valid_samples)
     if denoiser.process is None:
@@ -79,7 +79,7 @@ def alarm(found: float, data: float, length: int, learned: bool = True) -> str |
     return "uniform drift" if learned and found > (data + math.log(length)) / 2 else None
 
 
-def report(found: dict[str, Any], config: TrainConfig) -> None:
+def print_validation(found: dict[str, Any], config: TrainConfig) -> None:
     line = f"step {found['step']:>7,}/{config.steps:,}  validation NELBO {found['nelbo']:.4f} nats per token"
     if "entropy" in found:
         line += f"  entropy of samples {found['entropy']:.2f} (data {found['data_entropy']:.2f})"

@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import Tensor
 
 from cdlm.eval.config import EvalConfig
-from cdlm.eval.results import Row, Samples, read_samples
+from cdlm.eval.results import ResultRow, Samples, read_samples
 
 LENGTH, NUM = 16, 6
 QUIET = Console(quiet=True)
@@ -19,7 +19,7 @@ def config(work: Path, out: Path, **changes: Any) -> EvalConfig:
     asked: dict[str, Any] = {
         "models": (str(work / "masked"), f"U={work / 'uniform'}"),
         "judge": (str(work / "judge"),),
-        "num": NUM,
+        "num_samples": NUM,
         "steps": (2, 4),
         "device": "cpu",
         "out": out,
@@ -29,20 +29,20 @@ def config(work: Path, out: Path, **changes: Any) -> EvalConfig:
 
 def again(work: Path, **changes: Any) -> dict[str, Any]:
     """The changes for judging kept texts, without models."""
-    return {"models": (), "judge": (str(work / "judge"),), "num": None, **changes}
+    return {"models": (), "judge": (str(work / "judge"),), "num_samples": None, **changes}
 
 
 def nothing(*_: object, **__: object) -> None:
     raise AssertionError("this was computed before")
 
 
-def timeless(row: Row) -> Row:
+def timeless(row: ResultRow) -> ResultRow:
     """The numbers of a row, without when and how fast."""
     clock = ("time", "judge_seconds", "judge_tokens_per_second", "sample_seconds", "seconds", "device", "torch", "file")
     return {name: value for name, value in row.items() if name not in clock}
 
 
-def samples(out: Path, row: Row) -> Samples:
+def samples(out: Path, row: ResultRow) -> Samples:
     """The kept texts of a row."""
     return read_samples(out / "samples" / row["file"])
 

@@ -32,7 +32,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
 
-from cdlm.eval.harness import Harness, at_once, bound, ended, exact
+from cdlm.eval.harness import Harness, exact_log_likelihood, is_greedy_at_once, log_likelihood_bound, until_stop
 
 CONTEXT = [2, 0]
 TEXT = "the cat sat"
@@ -100,7 +100,7 @@ def test_the_mean_of_the_estimates_is_the_bound(kind: str, told: bool) -> None:
     n = 40_000
     x, scored = rows_of(x0.expand(n, -1))
     rng = seeded(0, kind, batch=n)
-    found = bound(net, x, scored, (torch.arange(n) + rng("u").uniform(1)[:, 0]) / n, rng)
+    found = log_likelihood_bound(net, x, scored, (torch.arange(n) + rng("u").uniform(1)[:, 0]) / n, rng)
     assert float(found.mean()) == pytest.approx(truth(net, x0), abs=float(4 * found.std() / n**0.5))
 
 
@@ -120,7 +120,7 @@ def test_texts_without_noise_have_their_part(kind: str) -> None:
     net, x0, n = network(kind, told=True), torch.tensor([1, 2]), 2000
     x, scored = rows_of(x0.expand(n, -1))
     table = ((torch.arange(n).double() + 0.5) / n)[:, None].repeat(1, x.shape[1])
-    found = bound(net, x, scored, torch.full((n,), 0.1).double(), Given(0, torch.arange(n), n, table))
+    found = log_likelihood_bound(net, x, scored, torch.full((n,), 0.1).double(), Given(0, torch.arange(n), n, table))
     place = int(x0 @ torch.tensor([VOCAB, 1]))
     part = sum(float(w * (1 - t) ** 2 * rates(net, x0, t)[1][place]) for t, w in gauss())
     assert float(found.mean()) / 3 == pytest.approx(-part, rel=1e-3)
@@ -134,7 +134,7 @@ def test_under_masking_the_estimates_of_all_orders_add_up_to_the_mean_over_order
     x, scored = rows_of(x0.expand(len(orders) * l, -1))
     table = torch.cat([torch.rand(len(x), len(CONTEXT)).double(), (orders.repeat_interleave(l, 0) + 1.0) / (l + 1)], 1)
     u = (torch.arange(l).repeat(len(orders)) + 0.5) / l
-    found = bound(net, x, scored, u.double(), Given(0, torch.arange(len(x)), len(x), table)).mean()
+    found = log_likelihood_bound(net, x, scored, u.double(), Given(0, torch.arange(len(x)), len(x), table)).mean()
 
     total = 0.0
     for order in orders.tolist():
@@ -166,7 +166,7 @@ def test_the_bound_lies_below_the_law_of_the_sampler(kind: str) -> None:
 def test_a_likely_text_is_one_that_a_single_evaluation_names() -> None:
     net = network("masked", told=False)
     x, scored = rows_of(listed(VOCAB, 2))
-    found = at_once(net, x, scored, seeded(0, batch=len(x)))
+    found = is_greedy_at_once(net, x, scored, seeded(0, batch=len(x)))
     with torch.no_grad():
         likeliest = net(rows_of(torch.full((1, 2), VOCAB))[0], 1.0)[0, len(CONTEXT) :].argmax(-1)
     assert found.tolist() == (listed(VOCAB, 2) == likeliest).all(-1).tolist()
@@ -184,7 +184,10 @@ def test_an_autoregressive_model_is_scored_exactly() -> None:
     for _ in range(3):
         likeliest.append(int(model.denoiser(torch.tensor([likeliest]))[0, -1].argmax()))
     texts = torch.tensor([likeliest, [*likeliest[:-1], (likeliest[-1] + 1) % 257]])
-    assert exact(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [True, False]
+    assert exact_log_likelihood(model.denoiser, texts, torch.tensor([[False, True, True, True]] * 2))[1].tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_the_levels_of_a_request_are_stratified() -> None:
@@ -194,7 +197,9 @@ def test_the_levels_of_a_request_are_stratified() -> None:
     masks = torch.tensor([[False, False, False, True, False], [False] * 4 + [True], [False] * 3 + [True] * 2])
     each = model.denoiser(torch.where(masks, 257, ids), 1.0).gather(-1, ids.expand(3, -1)[..., None])[:, 3:, 0]
     either = [float((2 * one + each[2].sum()) / 2) for one in (each[0, 0], each[1, 1])]
-    found = {Harness(model, times=2, seed=seed).loglikelihood([ask("cat", "as")])[0][0] for seed in range(12)}
+    found = {
+        Harness(model, likelihood_samples=2, seed=seed).loglikelihood([ask("cat", "as")])[0][0] for seed in range(12)
+    }
     assert sorted(found) == pytest.approx(sorted(either))
 
 
@@ -212,10 +217,10 @@ def test_a_result_depends_on_the_seed_and_the_request_alone(kind: Kind) -> None:
     choices = [" cat", " dog likes", " sat", " on", "the sea"]
     asked = [ask(*pair) for pair in zip(contexts, choices, strict=True)]
     model = small(kind)
-    one = Harness(model, times=5, batch_size=1).loglikelihood(asked)
-    assert alike(Harness(model, times=5, batch_size=8).loglikelihood(asked[::-1])[::-1], one)
-    assert alike(Harness(model, times=5).loglikelihood(asked[2:3]), one[2:3])
-    assert alike(Harness(model, times=5, seed=1).loglikelihood(asked), one) == (kind == "causal")
+    one = Harness(model, likelihood_samples=5, batch_size=1).loglikelihood(asked)
+    assert alike(Harness(model, likelihood_samples=5, batch_size=8).loglikelihood(asked[::-1])[::-1], one)
+    assert alike(Harness(model, likelihood_samples=5).loglikelihood(asked[2:3]), one[2:3])
+    assert alike(Harness(model, likelihood_samples=5, seed=1).loglikelihood(asked), one) == (kind == "causal")
     writing = [ask(context, {"do_sample": True, "max_gen_toks": 8}, kind="generate_until") for context in contexts]
     texts = Harness(model, steps=4, batch_size=1).generate_until(writing)
     assert Harness(model, steps=4).generate_until(writing[::-1]) == [texts[k] for k in (4, 3, 2, 0, 1)]
@@ -224,7 +229,7 @@ def test_a_result_depends_on_the_seed_and_the_request_alone(kind: Kind) -> None:
 
 
 def test_a_text_is_split_where_its_tokens_are() -> None:
-    harness = Harness(small("masked", "bpe"), times=4)
+    harness = Harness(small("masked", "bpe"), likelihood_samples=4)
     words = harness.model.tokenizer
     assert len(words.encode(" cat")) == 1
     apart = harness.loglikelihood([ask("the", " cat"), ask("the ", "cat"), ask("the ca", "t")])
@@ -238,7 +243,7 @@ def test_a_text_is_split_where_its_tokens_are() -> None:
 def test_contexts_are_cut_on_the_left_and_that_is_said_once(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     model = small(kind, length=16)
     room = 16 - (kind == "causal")
-    harness, context = Harness(model, times=3), "a very long story about a cat"
+    harness, context = Harness(model, likelihood_samples=3), "a very long story about a cat"
     with caplog.at_level(logging.WARNING):
         found = harness.loglikelihood([ask(context, " sat"), ask(context[4 - room :], " sat"), ask(context, " ran")])
         writes = {"max_gen_toks": 6, "do_sample": True}
@@ -263,7 +268,9 @@ def test_documents_are_read_in_blocks() -> None:
     found = Harness(model).loglikelihood_rolling([ask("the cat sat on a mat"), ask("")])
     assert found == pytest.approx([by_hand, 0.0])
     for kind in ("masked", "uniform"):
-        (value,) = Harness(small(kind, length=8), times=4).loglikelihood_rolling([ask("the cat sat on a mat")])
+        (value,) = Harness(small(kind, length=8), likelihood_samples=4).loglikelihood_rolling(
+            [ask("the cat sat on a mat")]
+        )
         assert -20 * 20 < value < 0
 
 
@@ -288,9 +295,9 @@ def test_texts_end_where_the_task_says(kind: Kind) -> None:
 
 
 def test_the_first_of_several_strings_ends_a_text() -> None:
-    assert ended("one. two\nthree", ["\n", "."]) == "one"
-    assert ended("one", ["", "x"]) == "one"
-    assert ended("", ["x"]) == ""
+    assert until_stop("one. two\nthree", ["\n", "."]) == "one"
+    assert until_stop("one", ["", "x"]) == "one"
+    assert until_stop("", ["x"]) == ""
 
 
 def test_settings_that_do_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -301,12 +308,12 @@ def test_settings_that_do_nothing_are_named(caplog: pytest.LogCaptureFixture) ->
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Harness(small(), times=0)
-    with pytest.raises(ValueError, match="add length="):
-        Harness(dataclasses.replace(small(), length=0))
+        Harness(small(), likelihood_samples=0)
+    with pytest.raises(ValueError, match="add max_length="):
+        Harness(dataclasses.replace(small(), max_length=0))
     with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=1"):
         Harness("nowhere", device="cuda:1")
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="max_gen_toks must be at least 1"):
         Harness(small()).generate_until([ask("a", {"max_gen_toks": 0}, kind="generate_until")])
 
 
@@ -335,7 +342,7 @@ def tasks(folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["masked", "uniform", "causal"])
 def test_local_tasks_run_through_the_harness(kind: Kind, tmp_path: Path) -> None:
-    harness = Harness(small(kind), times=4, steps=4)
+    harness = Harness(small(kind), likelihood_samples=4, steps=4)
     names = ["local_choose", "local_write", "local_read"]
     manager = TaskManager(include_path=str(tasks(tmp_path)), include_defaults=False)
     found = simple_evaluate(harness, tasks=names, task_manager=manager, bootstrap_iters=0)
@@ -355,7 +362,7 @@ def test_local_tasks_run_through_the_harness(kind: Kind, tmp_path: Path) -> None
 def test_the_command_line(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "masked", length=32)
     command = [sys.executable, "-m", "cdlm.eval.harness", "run", "--model", "cdlm", "--device", "cpu"]
-    command += ["--model_args", f"pretrained={model},times=4,steps=4,dtype=float64", "--batch_size", "4"]
+    command += ["--model_args", f"pretrained={model},likelihood_samples=4,steps=4,dtype=float64", "--batch_size", "4"]
     command += ["--tasks", "local_choose,local_read", "--include_path", str(tasks(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -78,7 +78,7 @@ def test_it_opens_as_a_judge(made: list[bytes]) -> None:
     """With the start that the package says, whatever the tokenizer does by itself."""
     judge = open_judge("fake", "cpu")
     assert (judge.kind, judge.label, judge.start) == ("package", "fake", (0,))
-    assert judge.read(["a"])[0].tokens == 1  # after the start, the first token has a context
+    assert judge.score(["a"])[0].num_tokens == 1  # after the start, the first token has a context
 
 
 def test_a_flipped_byte_is_refused(made: list[bytes], tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_diffusion_model_is_no_judge(kind: Kind, tmp_path: Path) -> None:
 def test_folders_that_are_no_judges(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no judge: it has no config\.json; .*gpt2-large.*smollm2.*a run of ar"):
         open_judge(str(tmp_path), "cpu")
-    with pytest.raises(ValueError, match="the folder does not exist"):
+    with pytest.raises(ValueError, match="the directory does not exist"):
         open_judge(str(tmp_path / "nothing"), "cpu")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard-of"}))
     with pytest.raises(ValueError, match="there is no judge"):

@@ -20,7 +20,7 @@ def test_texts_beside_a_reference(work: Path, tmp_path: Path) -> None:
     for row in rows:
         assert 0 <= row["mauve"] <= 1
         assert "bleu2" not in row
-        assert columns(samples(tmp_path, row), "reference_tokens").shape == (NUM, LENGTH)
+        assert columns(samples(tmp_path, row), "reference_token_ids").shape == (NUM, LENGTH)
     assert [row["ppl"] for row in plain] == pytest.approx([row["ppl"] for row in rows])  # the texts are the same
 
 

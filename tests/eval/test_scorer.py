@@ -14,7 +14,7 @@ import cdlm
 from cdlm.data import END
 from cdlm.eval import scorer as code
 from cdlm.eval.config import Protocol
-from cdlm.eval.scorer import Reading, counted, fingerprint, open_judge
+from cdlm.eval.scorer import JudgeScore, fingerprint, open_judge, scored_positions
 
 from ..writers import BPE, write_model
 from .judges import WINDOW, tiny, transformers
@@ -70,28 +70,28 @@ def by_hand(folder: Path, text: str, protocol: Protocol) -> tuple[float, int]:
 @pytest.mark.parametrize("protocol", ["paper", "robust"])
 def test_surprise_is_transformers_own_loss(folder: Path, protocol: Protocol) -> None:
     """Text by text, with zero, one and several ends of text, one at the start, empty, and beyond the window."""
-    found = open_judge(str(folder), "cpu").read(TEXTS, protocol)
+    found = open_judge(str(folder), "cpu").score(TEXTS, protocol)
     for text, reading in zip(TEXTS, found, strict=True):
         nats, tokens = by_hand(folder, text, protocol)
-        assert reading.tokens == tokens, text
+        assert reading.num_tokens == tokens, text
         assert reading.nats == pytest.approx(nats, rel=1e-5, abs=1e-6), text
 
 
 @pytest.mark.parametrize("protocol", ["paper", "robust"])
 def test_batches_do_not_change_the_numbers(folder: Path, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
     judge, texts = open_judge(str(folder), "cpu"), [text for text in TEXTS if text]
-    together = judge.read(texts, protocol, features=True)
-    monkeypatch.setattr(code, "PARTIAL", 1)  # one text at a time
+    together = judge.score(texts, protocol, features=True)
+    monkeypatch.setattr(code, "LOGITS_BYTES", 1)  # one text at a time
     told: list[int] = []
-    alone = judge.read(texts, protocol, features=True, show=told.append)
+    alone = judge.score(texts, protocol, features=True, on_progress=told.append)
     assert sum(told) == len(texts)
     for one, other in zip(together, alone, strict=True):
         same_numbers(one, other)
 
 
-def same_numbers(one: Reading, other: Reading) -> None:
-    assert one.tokens == other.tokens
-    assert one.share == other.share
+def same_numbers(one: JudgeScore, other: JudgeScore) -> None:
+    assert one.num_tokens == other.num_tokens
+    assert one.scored_fraction == other.scored_fraction
     assert one.nats == pytest.approx(other.nats, rel=1e-5, abs=1e-6)
     assert np.allclose(one.feature, other.feature, atol=1e-4)
 
@@ -100,28 +100,31 @@ def test_features_are_the_last_hidden_state_of_the_last_token(folder: Path) -> N
     judge = open_judge(str(folder), "cpu")
     net = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     texts = [text for text in TEXTS if text]
-    for text, reading in zip(texts, judge.read(texts, features=True), strict=True):
-        ids = [*judge.start, *judge.ids(text)[:WINDOW]]
+    for text, reading in zip(texts, judge.score(texts, features=True), strict=True):
+        ids = [*judge.start, *judge.encode_documents(text)[:WINDOW]]
         with torch.no_grad():
             hidden = net(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-1]
         assert np.allclose(reading.feature, hidden[0, -1].numpy(), atol=1e-4), text
-    assert judge.read(["a"])[0].feature is None
+    assert judge.score(["a"])[0].feature is None
 
 
 def test_features_do_not_depend_on_the_protocol(folder: Path) -> None:
     """mauve-text takes the last token of the text; an end of text that was put behind it says less about it."""
     judge = open_judge(str(folder), "cpu")
-    paper, robust = (judge.read(["the cat sat"], protocol, features=True)[0] for protocol in ("paper", "robust"))
+    paper, robust = (judge.score(["the cat sat"], protocol, features=True)[0] for protocol in ("paper", "robust"))
     assert np.allclose(paper.feature, robust.feature, atol=1e-4)
 
 
 def test_all_of_an_empty_text_is_read(folder: Path) -> None:
-    assert [open_judge(str(folder), "cpu").read([""], how)[0].share for how in ("paper", "robust")] == [1.0, 1.0]
+    assert [open_judge(str(folder), "cpu").score([""], how)[0].scored_fraction for how in ("paper", "robust")] == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_the_feature_of_an_empty_text_does_not_depend_on_its_batch(tmp_path: Path) -> None:
     judge = open_judge(str(tiny("gpt2", tmp_path)), "cpu")
-    alone, among = judge.read([""], features=True)[0], judge.read(["", "the cat sat on"], features=True)[0]
+    alone, among = judge.score([""], features=True)[0], judge.score(["", "the cat sat on"], features=True)[0]
     same_numbers(alone, among)
 
 
@@ -131,16 +134,16 @@ def test_a_start_comes_only_from_the_tokenizer(folder: Path) -> None:
     assert judge.window == WINDOW  # the start is not taken from the text's room
     assert judge.eos == words.convert_tokens_to_ids(END)  # not </s>, where there is a token between documents
     for text in TEXTS:
-        assert judge.ids(text) == words(text, add_special_tokens=False)["input_ids"]
+        assert judge.encode_documents(text) == words(text, add_special_tokens=False)["input_ids"]
     assert (judge.kind, judge.label, judge.name) == ("hub", str(folder), str(folder))
 
 
 def test_share_says_how_much_was_read(folder: Path) -> None:
     judge = open_judge(str(folder), "cpu")
-    whole = len(judge.ids(TEXTS[8]))
-    long, short = judge.read([TEXTS[8], TEXTS[0]])
+    whole = len(judge.encode_documents(TEXTS[8]))
+    long, short = judge.score([TEXTS[8], TEXTS[0]])
     assert whole > WINDOW
-    assert (long.share, short.share) == (pytest.approx(WINDOW / whole), 1.0)
+    assert (long.scored_fraction, short.scored_fraction) == (pytest.approx(WINDOW / whole), 1.0)
 
 
 def test_counted_by_hand() -> None:
@@ -155,9 +158,9 @@ def test_counted_by_hand() -> None:
         (5,): [],
         (): [],
     }.items():
-        assert counted(ids, eos=0) == wanted
-    assert counted((5, 6), 0, first=0) == [0, 1]
-    assert counted((0, 6), 0, first=0) == [1]
+        assert scored_positions(ids, eos=0) == wanted
+    assert scored_positions((5, 6), 0, first=0) == [0, 1]
+    assert scored_positions((0, 6), 0, first=0) == [1]
 
 
 def test_an_in_domain_judge_is_the_network(tmp_path: Path) -> None:
@@ -166,15 +169,15 @@ def test_an_in_domain_judge_is_the_network(tmp_path: Path) -> None:
     judge, model = open_judge(str(path), "cpu"), cdlm.load(path, "cpu", "float64")
     assert (judge.kind, judge.label, judge.start) == ("in-domain", "ours (in-domain)", (BPE.bos,))
     assert (judge.window, judge.eos) == (WINDOW, BPE.eos)
-    for text, reading in zip(TEXTS, judge.read(TEXTS, features=True), strict=True):
-        ids = [BPE.bos, *judge.ids(text)[:WINDOW]]
+    for text, reading in zip(TEXTS, judge.score(TEXTS, features=True), strict=True):
+        ids = [BPE.bos, *judge.encode_documents(text)[:WINDOW]]
         nats, tokens, first = 0.0, 0, True
         for k in range(1, len(ids)):
             scores = model.denoiser.logits(model.denoiser.features(torch.tensor([ids[:k]]), torch.ones(1)))[0, -1]
             if ids[k] != BPE.eos or (first and k > 1):
                 nats, tokens = nats - float((scores - scores.logsumexp(-1))[ids[k]]), tokens + 1
             first = first and ids[k] != BPE.eos
-        assert reading.tokens == tokens, text
+        assert reading.num_tokens == tokens, text
         assert reading.nats == pytest.approx(nats, rel=1e-4, abs=1e-5), text
         hidden = model.denoiser.features(torch.tensor([ids]), torch.ones(1))[0, -1]
         assert np.allclose(reading.feature, hidden.numpy(), atol=1e-3), text
@@ -203,7 +206,7 @@ def test_a_judge_is_never_unpickled(tmp_path: Path) -> None:
 def test_a_reading_is_kept_whole(folder: Path) -> None:
     """Nothing about a judge changes between texts, and its order of work is not the order of the answers."""
     judge = open_judge(str(folder), "cpu")
-    forwards, backwards = judge.read(TEXTS), judge.read(TEXTS[::-1])[::-1]
+    forwards, backwards = judge.score(TEXTS), judge.score(TEXTS[::-1])[::-1]
     assert [dataclasses.replace(r, nats=0) for r in forwards] == [dataclasses.replace(r, nats=0) for r in backwards]
     assert [r.nats for r in forwards] == pytest.approx([r.nats for r in backwards], rel=1e-5, abs=1e-6)
 
@@ -239,4 +242,4 @@ def test_a_judge_in_the_cache_needs_no_hub(closed_hub: Path) -> None:
     tiny("gpt2", repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    assert open_judge("lab/reader", "cpu").read(["the cat sat"])[0].tokens > 0
+    assert open_judge("lab/reader", "cpu").score(["the cat sat"])[0].num_tokens > 0

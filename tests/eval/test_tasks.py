@@ -16,15 +16,15 @@ from torch import Tensor
 import cdlm
 from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
-from cdlm.eval.datasets import Set
-from cdlm.eval.results import Row
-from cdlm.eval.scorer import counted, open_judge
+from cdlm.eval.datasets import Dataset
+from cdlm.eval.results import ResultRow
+from cdlm.eval.scorer import open_judge, scored_positions
 from cdlm.eval.sweep import evaluate
 from cdlm.metrics.bleu import bleu2, token_bleu2
 from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
 from cdlm.metrics.mauve import mauve
 from cdlm.rng import seeded
-from cdlm.text.pipeline import Model
+from cdlm.text.pipeline import Pipeline
 from cdlm.train.loop import train
 from cdlm.train.recipes import RECIPES
 
@@ -32,7 +32,7 @@ from ..writers import BYTES, write_model
 from .suites import LENGTH, NUM, QUIET, again, columns, config, nothing, samples, timeless
 
 
-def recover(work: Path, out: Path, **changes: Any) -> list[Row]:
+def recover(work: Path, out: Path, **changes: Any) -> list[ResultRow]:
     return evaluate(config(work, out, tasks=("conditional",), texts=(f"one={work / 'one.txt'}",), **changes), QUIET)
 
 
@@ -51,12 +51,12 @@ def test_recovered_texts(work: Path, tmp_path: Path) -> None:
     """Half of the words are noise: a masked model keeps every visible token, a uniform one may change them all."""
     rows = recover(work, tmp_path)
     assert [row["model"] for row in rows] == ["masked", "masked", "U", "U"]
-    blocks = Set("one", work / "one.txt").blocks(BYTES, LENGTH, False, NUM)
+    blocks = Dataset("one", work / "one.txt").blocks(BYTES, LENGTH, False, NUM)
     for row in rows:
         found = samples(tmp_path, row)
-        before, after = columns(found, "reference_tokens"), columns(found, "tokens")
+        before, after = columns(found, "reference_token_ids"), columns(found, "token_ids")
         assert torch.equal(before, blocks)
-        assert (row["set"], row["set_hash"]) == ("one", Set("one", work / "one.txt").fingerprint)
+        assert (row["dataset"], row["dataset_hash"]) == ("one", Dataset("one", work / "one.txt").fingerprint)
         kept = left_alone(work, "masked" if row["model"] == "masked" else "uniform", before)
         assert torch.equal(after[kept], before[kept]) == (row["model"] == "masked")
         assert not torch.equal(after[~kept], before[~kept])
@@ -66,9 +66,9 @@ def test_recovered_texts(work: Path, tmp_path: Path) -> None:
         assert row["bleu2"] == pytest.approx(bleu2(texts, references))
         assert row["bleu2_tokens"] == pytest.approx(token_bleu2(after.tolist(), before.tolist()))
         judge = open_judge(str(work / "judge"), "cpu")
-        theirs, ours = judge.read(references, features=True), judge.read(texts, features=True)
+        theirs, ours = judge.score(references, features=True), judge.score(texts, features=True)
         assert row["reference_ppl"] == pytest.approx(
-            math.exp(sum(r.nats for r in theirs) / sum(r.tokens for r in theirs))
+            math.exp(sum(r.nats for r in theirs) / sum(r.num_tokens for r in theirs))
         )
         features = [torch.tensor([r.feature.tolist() for r in side]).numpy() for side in (ours, theirs)]
         assert row["mauve"] == pytest.approx(mauve(*features), abs=1e-6)
@@ -81,7 +81,7 @@ def test_a_clamped_uniform_model_keeps_what_the_noise_left_alone(work: Path, tmp
     free = recover(work, tmp_path, models=(str(work / "uniform"),))
     for row, other in zip(rows, free, strict=True):
         found = samples(tmp_path, row)
-        before, after = columns(found, "reference_tokens"), columns(found, "tokens")
+        before, after = columns(found, "reference_token_ids"), columns(found, "token_ids")
         kept = left_alone(work, "uniform", before)
         assert torch.equal(after[kept], before[kept])
         assert not torch.equal(after[~kept], before[~kept])
@@ -98,7 +98,7 @@ def test_clamping_does_not_concern_masked_models(work: Path, tmp_path: Path) -> 
 @pytest.mark.usefixtures("compared")
 def test_recovered_texts_are_kept_and_judged_again(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [timeless(row) for row in json.loads(json.dumps(recover(work, tmp_path)))]
-    monkeypatch.setattr(Model, "write", nothing)
+    monkeypatch.setattr(Pipeline, "complete", nothing)
     assert [timeless(row) for row in recover(work, tmp_path)] == rows
     (tmp_path / "results.jsonl").unlink()
     found = evaluate(config(work, tmp_path, **again(work)), QUIET)
@@ -109,23 +109,23 @@ def test_the_measures_of_a_row(work: Path, tmp_path: Path) -> None:
     """Entropy and the rest are of the model's own tokens; a perplexity for each of those, beside the judge's own."""
     for row in evaluate(config(work, tmp_path), QUIET):
         found = samples(tmp_path, row)
-        tokens = columns(found, "tokens")
+        tokens = columns(found, "token_ids")
         each = entropy(tokens)
         assert row["entropy"] == pytest.approx(float(each.mean()))
         assert row["entropy_interval"][0] <= row["entropy"] <= row["entropy_interval"][1]
-        assert row["per_text"]["entropy"] == pytest.approx(each.tolist(), abs=1e-4)
+        assert row["per_sample"]["entropy"] == pytest.approx(each.tolist(), abs=1e-4)
         assert row["entropy_pooled"] == pytest.approx(pooled_entropy(tokens.tolist()))
         assert row["distinct_2"] == pytest.approx(distinct(tokens.tolist(), 2))
         assert row["repetition_4"] == pytest.approx(repetition(tokens.tolist()))
-        own = sum(len(counted(ids, BYTES.eos)) for ids in tokens.tolist())
-        assert row["read"] == 1
-        assert row["ppl_model_token"] == pytest.approx(math.exp(sum(row["per_text"]["nats"]) / own), rel=1e-4)
+        own = sum(len(scored_positions(ids, BYTES.eos)) for ids in tokens.tolist())
+        assert row["judged_fraction"] == 1
+        assert row["ppl_model_token"] == pytest.approx(math.exp(sum(row["per_sample"]["nats"]) / own), rel=1e-4)
 
 
 def test_likelihood_and_consistency(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = (str(work / "masked"), str(work / "uniform"), f"AR={work / 'judge'}")
-    asked: dict[str, Any] = {"models": models, "tasks": ("likelihood", "consistency"), "judge": (), "num": 2}
-    asked |= {"texts": (f"one={work / 'one.txt'}",), "times": 4, "length": LENGTH}
+    asked: dict[str, Any] = {"models": models, "tasks": ("likelihood", "consistency"), "judge": (), "num_samples": 2}
+    asked |= {"texts": (f"one={work / 'one.txt'}",), "likelihood_samples": 4, "max_length": LENGTH}
     said = io.StringIO()
     rows = evaluate(config(work, tmp_path, **asked), Console(file=said, width=250))
     assert [(row["model"], row["task"]) for row in rows] == [
@@ -140,45 +140,47 @@ def test_likelihood_and_consistency(work: Path, tmp_path: Path, monkeypatch: pyt
             assert [(pair["t"], pair["s"]) for pair in row["pairs"]] == [(0.5, 0), (0.5, 0.25), (1, 0.5), (1, 0.75)]
             assert all(0 <= pair["own_chain_tv"] <= 1 for pair in row["pairs"] if pair["s"])
             assert all(pair["reliability_error"] >= 0 for pair in row["pairs"])
-    monkeypatch.setattr("cdlm.eval.measure.repeated", nothing)
-    monkeypatch.setattr("cdlm.eval.measure.reliability", nothing)
+    monkeypatch.setattr("cdlm.eval.measure.repeated_nelbo", nothing)
+    monkeypatch.setattr("cdlm.eval.measure.reliability_curve", nothing)
     assert evaluate(config(work, tmp_path, **asked), QUIET) == json.loads(json.dumps(rows))
 
 
 def test_an_autoregressive_model_in_the_grid(work: Path, tmp_path: Path) -> None:
     said = io.StringIO()
     models = (f"AR={work / 'judge'}", str(work / "masked"))
-    rows = evaluate(config(work, tmp_path, models=models, length=LENGTH), Console(file=said, width=250))
+    rows = evaluate(config(work, tmp_path, models=models, max_length=LENGTH), Console(file=said, width=250))
     assert [(row["model"], row["sampling"]["steps"]) for row in rows] == [("AR", None), ("masked", 2), ("masked", 4)]
     assert rows[0]["process"] == "none"
     for word in (
         "3 cells, 0 of them finished before",
         "perplexity [95 %]",
-        "texts a cell are few",
+        "samples per cell are few",
     ):
         assert word in said.getvalue()
     with pytest.raises(
-        ValueError, match="no cell of this grid can be computed: AR: an autoregressive model has no cond"
+        ValueError, match="no cell of this sweep can be computed: AR: an autoregressive model has no cond"
     ):
-        recover(work, tmp_path, models=models[:1], length=LENGTH)
+        recover(work, tmp_path, models=models[:1], max_length=LENGTH)
 
 
 def test_what_cannot_be_done_is_refused_before_a_judge_is_opened(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdlm.eval.sweep.open_judge", nothing)
-    with pytest.raises(ValueError, match=r"one\.txt has .* tokens: .* blocks of 16, and 5000 are asked for"):
-        recover(work, tmp_path, num=5000)
+    with pytest.raises(ValueError, match=r"one\.txt has .* tokens, which make .* blocks of 16 of the 5000"):
+        recover(work, tmp_path, num_samples=5000)
     with pytest.raises(ValueError, match=r"one\.txt has"):
-        evaluate(config(work, tmp_path, reference=work / "one.txt", num=5000), QUIET)
-    with pytest.raises(ValueError, match="--length 32 is more than the 16 tokens that masked was trained on"):
-        evaluate(config(work, tmp_path, length=32), QUIET)
+        evaluate(config(work, tmp_path, reference=work / "one.txt", num_samples=5000), QUIET)
+    with pytest.raises(ValueError, match="--max-length must be at most the 16 tokens that masked was trained on"):
+        evaluate(config(work, tmp_path, max_length=32), QUIET)
     nameless = write_model(tmp_path / "nameless", "masked")
-    with pytest.raises(ValueError, match="does not say how long its texts are: give a --length"):
+    with pytest.raises(ValueError, match="does not say how long its sequences are; give --max-length"):
         evaluate(config(work, tmp_path, models=(str(nameless),)), QUIET)
 
 
-@pytest.mark.parametrize(("changes", "advice"), [({"length": 2 * LENGTH}, "was trained on"), ({"num": 1}, "num")])
+@pytest.mark.parametrize(
+    ("changes", "advice"), [({"max_length": 2 * LENGTH}, "was trained on"), ({"num_samples": 1}, "num-samples")]
+)
 def test_a_recovery_that_cannot_be_done_is_refused_before_a_judge_is_opened(
     changes: dict[str, Any], advice: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +192,12 @@ def test_a_recovery_that_cannot_be_done_is_refused_before_a_judge_is_opened(
 
 @pytest.mark.filterwarnings("ignore:std\\(\\)")
 def test_one_time_has_no_spread(work: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"tasks": ("likelihood",), "texts": (str(work / "one.txt"),), "judge": (), "times": 1}
+    asked: dict[str, Any] = {
+        "tasks": ("likelihood",),
+        "texts": (str(work / "one.txt"),),
+        "judge": (),
+        "likelihood_samples": 1,
+    }
     evaluate(config(work, tmp_path, **asked), QUIET)
     assert "NaN" not in (tmp_path / "results.jsonl").read_text()
 
@@ -216,10 +223,10 @@ def test_a_row_says_how_its_model_was_trained(work: Path, tmp_path: Path) -> Non
     train(then)
     first = {"method": base.method, "steps": 3, "batch": 4, "length": LENGTH, "from": None}
     second = {"method": then.method, "steps": 2, "batch": 4, "length": LENGTH, "from": first}
-    assert cdlm.load(tmp_path / "then", "cpu").trained == second
+    assert cdlm.load(tmp_path / "then", "cpu").training == second
     rows = evaluate(config(work, tmp_path, models=(str(tmp_path / "base"), str(tmp_path / "then")), steps=(2,)), QUIET)
-    assert [row["trained"] for row in rows] == [first, second]
+    assert [row["training"] for row in rows] == [first, second]
     shutil.rmtree(tmp_path / "base")
     train(dataclasses.replace(then, steps=4, save_every=1), resume="force")  # a resumed run knows its origin
-    assert cdlm.load(tmp_path / "then" / "step-00000003", "cpu").trained["steps"] == 3
-    assert cdlm.load(tmp_path / "then", "cpu").trained == {**second, "steps": 4}
+    assert cdlm.load(tmp_path / "then" / "step-00000003", "cpu").training["steps"] == 3
+    assert cdlm.load(tmp_path / "then", "cpu").training == {**second, "steps": 4}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.metrics.consistency import Curve, exact_gap, heat, own_chain, reliability
+from cdlm.metrics.consistency import ReliabilityCurve, exact_gap, exact_gaps, own_chain_gap, reliability_curve
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import Process, bridge_law, masked, transition, uniform, unigram
@@ -116,7 +116,7 @@ def test_the_minimiser_of_udlm_is_not_path_invariant() -> None:
 def test_heat_has_a_row_for_t_and_a_column_for_s() -> None:
     process = uniform(V)
     predict = tempered(posterior(LAW, process, L), 2.0)
-    table = heat(predict, process, LAW, L, [0.0, 0.4, 1.0])
+    table = exact_gaps(predict, process, LAW, L, [0.0, 0.4, 1.0])
     gap = functools.partial(exact_gap, predict, process, LAW, L)
     assert table == [[None] * 3, [gap(0.0, 0.4), None, None], [gap(0.0, 1.0), gap(0.4, 1.0), None]]
 
@@ -184,7 +184,7 @@ def test_own_chain_converges_to_the_listed_kernel(name: str, how: Posterior, hop
     net, x0, rng = contrary(process), torch.tensor([[0, 1], [2, 2]]), seeded(4, "chain", batch=2)
     x_t = torch.cat([process.corrupt(x0[k : k + 1], t, rng[torch.tensor([k])]("corrupt")) for k in range(2)])
     truth = sum(own_truth(net, row, s, t, how) for row in x_t) / 2
-    few, many = (own_chain(net, x0, s, t, rng, number, posterior=how) for number in (hops // 16, hops))
+    few, many = (own_chain_gap(net, x0, s, t, rng, number, posterior=how) for number in (hops // 16, hops))
     assert many.tv == pytest.approx(truth, abs=3 * many.floor + 1e-4)
     assert 0 < many.floor < few.floor / 2
     assert truth > 0.05 > many.floor
@@ -192,7 +192,7 @@ def test_own_chain_converges_to_the_listed_kernel(name: str, how: Posterior, hop
 
 def test_a_chain_that_reveals_all_shows_no_gap() -> None:
     """Under masking a revealed token is a draw from f(x_t), whose mean is f(x_t): no hops are needed to know that."""
-    found = own_chain(contrary(masked(V)), torch.tensor([[0, 1], [2, 2]]), 1e-12, 1.0, seeded(0, "x", batch=2), 8)
+    found = own_chain_gap(contrary(masked(V)), torch.tensor([[0, 1], [2, 2]]), 1e-12, 1.0, seeded(0, "x", batch=2), 8)
     assert (found.tv, found.floor) == pytest.approx((0.0, 0.0), abs=1e-6)
 
 
@@ -200,24 +200,26 @@ def test_the_floor_is_what_a_consistent_model_shows() -> None:
     """Of a single token the exact posterior agrees with itself, so that all of its gap is that of finite hops."""
     law, n = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 60
     table, x0 = Table(uniform(V), posterior(law, uniform(V), 1)), torch.arange(n)[:, None] % V
-    found = own_chain(table, x0, 0.3, 0.8, seeded(0, "x", batch=n), 32, posterior="mixture")
+    found = own_chain_gap(table, x0, 0.3, 0.8, seeded(0, "x", batch=n), 32, posterior="mixture")
     assert found.tv == pytest.approx(found.floor, rel=0.3)
 
 
 def test_own_chain_repeats_and_takes_some_positions() -> None:
     net, x0 = small("uniform").denoiser, torch.randint(257, (2, 32))
     rng = seeded(0, "chain", batch=2)
-    assert own_chain(net, x0, 0.5, 1.0, rng, 8, 4) == own_chain(net, x0, 0.5, 1.0, rng, 8, 4)
-    whole = own_chain(net, x0, 0.5, 1.0, rng, 64, 32)
-    part = own_chain(net, x0, 0.5, 1.0, rng, 64, 8)
+    assert own_chain_gap(net, x0, 0.5, 1.0, rng, 8, 4) == own_chain_gap(net, x0, 0.5, 1.0, rng, 8, 4)
+    whole = own_chain_gap(net, x0, 0.5, 1.0, rng, 64, 32)
+    part = own_chain_gap(net, x0, 0.5, 1.0, rng, 64, 8)
     assert part.tv == pytest.approx(whole.tv, rel=0.5)
     assert part.tv != whole.tv
 
 
-def curve(process: Process, change: Callable[[Predictor], Predictor], s: float, t: float, n: int = 20_000) -> Curve:
+def curve(
+    process: Process, change: Callable[[Predictor], Predictor], s: float, t: float, n: int = 20_000
+) -> ReliabilityCurve:
     x0 = listed(V, L)[torch.multinomial(LAW, n, replacement=True, generator=torch.Generator().manual_seed(1))]
     rng = seeded(2, "reliability", batch=n)
-    return reliability(Table(process, change(posterior(LAW, process, L))), x0, s, t, rng, rows=5000)
+    return reliability_curve(Table(process, change(posterior(LAW, process, L))), x0, s, t, rng, rows=5000)
 
 
 @pytest.mark.parametrize(("s", "t"), [(0.0, 0.5), (0.25, 0.5), (0.5, 1.0)])
@@ -254,7 +256,7 @@ def test_a_curve_against_the_data_by_hand() -> None:
         p = float(law[row, i, v])
         if p > 1e-6:
             bins.setdefault(sum(edge < p for edge in edges), []).append((p, float(x0[row, i] == v)))
-    found = reliability(table, x0, 0.0, t, rng, rows=50)
+    found = reliability_curve(table, x0, 0.0, t, rng, rows=50)
     wanted = [bins[k] for k in sorted(bins)]
     assert found.count == [len(pairs) for pairs in wanted]
     assert found.before == pytest.approx([sum(p for p, _ in pairs) / len(pairs) for pairs in wanted], rel=1e-5)
@@ -263,14 +265,14 @@ def test_a_curve_against_the_data_by_hand() -> None:
 
 def test_the_error_of_a_curve_by_hand() -> None:
     """Two bins that hold a mass of 4 x 0.25 and 2 x 0.5: each counts for half."""
-    assert Curve([4, 2], [0.25, 0.5], [0.35, 0.3]).error == pytest.approx((0.1 + 0.2) / 2)
+    assert ReliabilityCurve([4, 2], [0.25, 0.5], [0.35, 0.3]).error == pytest.approx((0.1 + 0.2) / 2)
 
 
 def test_only_masks_are_looked_at() -> None:
     """The mass of a curve is the number of laws in it: one for each mask of a text of one token, no others."""
     process, law = masked(V), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     x0, rng = torch.zeros(200, 1, dtype=torch.long), seeded(0, "few", batch=200)
-    found = reliability(Table(process, posterior(law, process, 1)), x0, 0.0, 0.5, rng)
+    found = reliability_curve(Table(process, posterior(law, process, 1)), x0, 0.0, 0.5, rng)
     masks = int((process.corrupt(x0, 0.5, rng("corrupt")) == V).sum())
     assert sum(n * p for n, p in zip(found.count, found.before, strict=True)) == pytest.approx(masks)
 
@@ -279,6 +281,6 @@ def test_an_autoregressive_model_has_no_levels() -> None:
     net = Denoiser(NetworkConfig(8, 1, 2, 4, 0.0, causal=True), None, V)
     x0, rng = torch.zeros(2, L, dtype=torch.long), seeded(0, "x", batch=2)
     with pytest.raises(ValueError, match="autoregressive model has no noise levels"):
-        own_chain(net, x0, 0.5, 1.0, rng)
+        own_chain_gap(net, x0, 0.5, 1.0, rng)
     with pytest.raises(ValueError, match="autoregressive model has no noise levels"):
-        reliability(net, x0, 0.5, 1.0, rng)
+        reliability_curve(net, x0, 0.5, 1.0, rng)

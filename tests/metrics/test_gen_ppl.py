@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from cdlm.metrics.gen_ppl import RESAMPLES, Interval, interval, mean, perplexity, resamples
+from cdlm.metrics.gen_ppl import (
+    NUM_RESAMPLES,
+    Interval,
+    bootstrap_indices,
+    bootstrap_mean,
+    percentile_interval,
+    perplexity,
+)
 
 
 def texts(n: int, seed: int, spread: float = 0.3) -> tuple[list[float], list[int]]:
@@ -45,38 +52,38 @@ def test_texts_without_tokens_count_for_nothing() -> None:
 
 
 def test_mean_by_hand() -> None:
-    found = mean([1.0, 2.0, 6.0])
+    found = bootstrap_mean([1.0, 2.0, 6.0])
     assert found.value == 3
     assert 1 <= found.low < 3 < found.high <= 6
-    assert mean([5.5]) == Interval(5.5, 5.5, 5.5)
+    assert bootstrap_mean([5.5]) == Interval(5.5, 5.5, 5.5)
 
 
 def test_the_interval_holds_the_middle_of_the_draws() -> None:
-    found = interval(7.0, torch.arange(1001, dtype=torch.float64))
+    found = percentile_interval(7.0, torch.arange(1001, dtype=torch.float64))
     assert (found.value, found.low, found.high) == pytest.approx((7.0, 25.0, 975.0))
 
 
 def test_what_is_no_number_is_left_out_and_what_is_infinite_counts() -> None:
     draws = torch.arange(1001, dtype=torch.float64)
-    found = interval(0.0, torch.cat([draws, torch.full((9,), math.nan)]))
+    found = percentile_interval(0.0, torch.cat([draws, torch.full((9,), math.nan)]))
     assert (found.low, found.high) == pytest.approx((25.0, 975.0))
-    few = interval(0.0, torch.cat([draws, torch.full((9,), math.inf)]))
+    few = percentile_interval(0.0, torch.cat([draws, torch.full((9,), math.inf)]))
     assert (few.low, few.high) == pytest.approx((25.0, 985.0), abs=1)
-    many = interval(0.0, torch.cat([draws, torch.full((100,), math.inf)]))
+    many = percentile_interval(0.0, torch.cat([draws, torch.full((100,), math.inf)]))
     assert many.low == pytest.approx(27.5, abs=1)
     assert many.high == math.inf
-    none = interval(1.0, torch.full((3,), math.nan, dtype=torch.float64))
+    none = percentile_interval(1.0, torch.full((3,), math.nan, dtype=torch.float64))
     assert none.value == 1
     assert math.isnan(none.low)
     assert math.isnan(none.high)
 
 
 def test_resamples_are_drawn_with_replacement_and_evenly() -> None:
-    draws = resamples(20)
-    assert draws.shape == (RESAMPLES, 20)
+    draws = bootstrap_indices(20)
+    assert draws.shape == (NUM_RESAMPLES, 20)
     counts = torch.bincount(draws.flatten(), minlength=20)
     assert len(counts) == 20
-    assert (counts - RESAMPLES).abs().max() < 5 * math.sqrt(RESAMPLES)
+    assert (counts - NUM_RESAMPLES).abs().max() < 5 * math.sqrt(NUM_RESAMPLES)
     assert all(len(row.unique()) < 20 for row in draws[:20])
 
 
@@ -84,16 +91,16 @@ def test_the_same_numbers_every_time() -> None:
     nats, tokens = texts(40, seed=1)
     assert perplexity(nats, tokens) == perplexity(nats, tokens)
     assert perplexity(nats, tokens, seed=1).low != perplexity(nats, tokens).low
-    assert torch.equal(resamples(40), resamples(40))
+    assert torch.equal(bootstrap_indices(40), bootstrap_indices(40))
 
 
 def test_measures_of_one_cell_are_paired() -> None:
     """The same texts are drawn for every measure: the interval of a difference can be had from the two."""
     values = [float(k) for k in range(30)]
-    one, other = mean(values), mean([x + 5 for x in values])
+    one, other = bootstrap_mean(values), bootstrap_mean([x + 5 for x in values])
     assert (other.low - one.low, other.high - one.high) == pytest.approx((5, 5))
     rate = [x / 10 for x in values]
-    assert math.log(perplexity(rate, [1] * 30).low) == pytest.approx(mean(rate).low, abs=0.02)
+    assert math.log(perplexity(rate, [1] * 30).low) == pytest.approx(bootstrap_mean(rate).low, abs=0.02)
 
 
 def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
@@ -109,7 +116,7 @@ def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
 def test_the_interval_of_a_mean_is_the_normal_one() -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(400, generator=generator, dtype=torch.float64)
-    found, error = mean(x.tolist()), float(x.std() / 20)
+    found, error = bootstrap_mean(x.tolist()), float(x.std() / 20)
     assert found.low == pytest.approx(float(x.mean()) - 1.96 * error, abs=0.25 * error)
     assert found.high == pytest.approx(float(x.mean()) + 1.96 * error, abs=0.25 * error)
 

@@ -12,7 +12,7 @@ import cdlm
 from cdlm.model import pretrained
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, migrate_model_config, read_model_config, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, migrate_model_config, read_model_config, save_denoiser
 from cdlm.process import Cosine, LogLinear, masked, uniform, unigram
 
 V = 7
@@ -29,7 +29,7 @@ PROCESSES = {
 @pytest.fixture
 def folder(tmp_path, tiny):
     """A good folder, to be spoilt."""
-    return save(tiny(masked(V)), tmp_path / "model")
+    return save_denoiser(tiny(masked(V)), tmp_path / "model")
 
 
 def spoil_config(folder, **changes):
@@ -53,7 +53,7 @@ def spoil_tensors(folder, change):
 @pytest.mark.parametrize("conditioned", [False, True])
 def test_round_trip(process, conditioned, tiny, tmp_path):
     net = tiny(process, time_conditioning=conditioned, dropout=0.25).train()
-    again = load(save(net, tmp_path / "a" / "b"))
+    again = load_denoiser(save_denoiser(net, tmp_path / "a" / "b"))
     assert again.config == net.config
     assert again.vocab == net.vocab
     assert not again.training
@@ -72,22 +72,22 @@ def test_round_trip(process, conditioned, tiny, tmp_path):
 
 def test_saving_twice_writes_the_same_bytes(tiny, tmp_path):
     net = tiny(masked(V))
-    first, second = save(net, tmp_path / "1"), save(load(tmp_path / "1"), tmp_path / "2")
+    first, second = save_denoiser(net, tmp_path / "1"), save_denoiser(load_denoiser(tmp_path / "1"), tmp_path / "2")
     for name in ("config.json", "model.safetensors"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
 @pytest.mark.parametrize("part", [None, 100_000], ids=["whole", "parts"])
 def test_weights_are_for_whoever_may_read_the_rest(part, tiny, tmp_path):
-    save(tiny(masked(V)), tmp_path / "out", part=part)
+    save_denoiser(tiny(masked(V)), tmp_path / "out", part=part)
     files = list((tmp_path / "out").iterdir())
     assert len({path.stat().st_mode for path in files}) == 1, {path.name: oct(path.stat().st_mode) for path in files}
 
 
 def test_a_folder_can_be_overwritten(tiny, tmp_path):
-    save(tiny(masked(V), seed=1), tmp_path)
-    save(tiny(uniform(V), seed=2), tmp_path)
-    assert load(tmp_path).process.name == "uniform"
+    save_denoiser(tiny(masked(V), seed=1), tmp_path)
+    save_denoiser(tiny(uniform(V), seed=2), tmp_path)
+    assert load_denoiser(tmp_path).process.name == "uniform"
 
 
 def test_config_is_plain_json_that_says_what_it_is(folder):
@@ -127,7 +127,7 @@ def test_our_own_config_needs_no_migration(folder):
 def test_a_version_that_is_no_number_is_named(folder, version):
     spoil_config(folder, version=version)
     with pytest.raises(LayoutError, match=r"version is .*, which is not an integer"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_config_is_read_once_per_load(monkeypatch):
@@ -139,7 +139,7 @@ def test_config_is_read_once_per_load(monkeypatch):
 
 
 def test_public_checkpoint_without_its_mask_row(peers):
-    net = load(peers / "mdlm-hf-tiny")
+    net = load_denoiser(peers / "mdlm-hf-tiny")
     assert net.process.name == "masked"
     assert net.vocab == 96
     assert net.process.noise == LogLinear()
@@ -150,27 +150,27 @@ def test_public_checkpoint_without_its_mask_row(peers):
 
 
 def test_public_checkpoint_can_be_saved_as_ours(peers, tmp_path):
-    net = load(peers / "mdlm-hf-tiny")
-    again = load(save(net, tmp_path))
+    net = load_denoiser(peers / "mdlm-hf-tiny")
+    again = load_denoiser(save_denoiser(net, tmp_path))
     x = torch.randint(97, (1, 9))
     assert torch.equal(again(x, 0.5), net(x, 0.5))
 
 
 def test_missing_folder(tmp_path):
     with pytest.raises(LayoutError, match=r"nowhere does not exist; give a directory with config\.json"):
-        load(tmp_path / "nowhere")
+        load_denoiser(tmp_path / "nowhere")
 
 
 def test_missing_config(folder):
     (folder / "config.json").unlink()
     with pytest.raises(LayoutError, match=r"it has no config\.json"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_missing_weights(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(LayoutError, match=r"has a config\.json but no model\.safetensors; copy the weights"):
-        load(folder)
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.99])
@@ -179,33 +179,33 @@ def test_truncated_weights(folder, kept):
     whole = path.read_bytes()
     path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
     with pytest.raises(LayoutError, match=r"model\.safetensors is damaged .*; fetch or write it again"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_weights_that_are_something_else(folder):
     (folder / "model.safetensors").write_bytes(b"<!DOCTYPE html>" * 50)
     with pytest.raises(LayoutError, match=r"model\.safetensors is damaged"):
-        load(folder)
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "not json", "\x00"])
 def test_bad_json(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(LayoutError, match=r"config\.json is not valid JSON"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_binary_config(folder):
     (folder / "config.json").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(LayoutError, match=r"config\.json is not valid JSON"):
-        load(folder)
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"mdlm"', "null"])
 def test_json_that_is_no_object(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(LayoutError, match=r"config\.json must hold a JSON object"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_foreign_model(folder):
@@ -213,27 +213,27 @@ def test_foreign_model(folder):
     with pytest.raises(
         LayoutError, match="describes 'gpt2'; readable are model directories of cdlm, of sdtt, and of mdlm"
     ) as error:
-        load(folder)
+        load_denoiser(folder)
     assert str(folder) in str(error.value)
 
 
 def test_foreign_format(folder):
     spoil_config(folder, format="onnx")
     with pytest.raises(LayoutError, match="describes 'onnx'"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_newer_version(folder):
     spoil_config(folder, version=3)
     with pytest.raises(LayoutError, match=r"written by a newer version \(format 3, this one reads 2\); upgrade cdlm"):
-        load(folder)
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("field", ["version", "network", "process", "vocab_size"])
 def test_missing_field(folder, field):
     spoil_config(folder, **{field: None})
     with pytest.raises(LayoutError, match=rf"config\.json lacks '{field}'") as error:
-        load(folder)
+        load_denoiser(folder)
     assert str(folder) in str(error.value)
 
 
@@ -241,47 +241,47 @@ def test_unknown_field_of_the_architecture(folder):
     config = json.loads((folder / "config.json").read_text())
     spoil_config(folder, network={**config["network"], "colour": 3})
     with pytest.raises(LayoutError, match="colour"):
-        load(folder)
+        load_denoiser(folder)
 
 
 @pytest.mark.parametrize("name", ["backbone.blocks.1.attn_qkv.weight", "backbone.output_layer.linear.bias"])
 def test_missing_tensor(folder, name):
     spoil_tensors(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(LayoutError, match=rf"tensor '{name}' is missing from model\.safetensors") as error:
-        load(folder)
+        load_denoiser(folder)
     assert str(folder) in str(error.value)
 
 
 def test_missing_prior(folder):
     spoil_tensors(folder, lambda tensors: tensors.pop("prior"))
     with pytest.raises(LayoutError, match=r"'prior' is missing from model\.safetensors"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_wrong_shape(folder):
     name = "backbone.blocks.0.mlp.0.weight"
     spoil_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(64, 15)}))
     with pytest.raises(LayoutError, match=rf"tensor '{name}' has the shape \(64, 15\), .* implies \(64, 16\)"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_extra_tensor(folder):
     spoil_tensors(folder, lambda tensors: tensors.update({"backbone.blocks.2.norm1.weight": torch.ones(16)}))
     with pytest.raises(LayoutError, match=r"unknown tensor 'backbone\.blocks\.2\.norm1\.weight'"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_config_and_weights_of_different_models(folder):
     config = json.loads((folder / "config.json").read_text())
     spoil_config(folder, network={**config["network"], "num_layers": 3})
     with pytest.raises(LayoutError, match=r"tensor 'backbone\.blocks\.2\.\S+' is missing"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_vocabulary_that_does_not_fit_the_prior(folder):
     spoil_config(folder, vocab_size=50)
     with pytest.raises(LayoutError, match="prior") as error:
-        load(folder)
+        load_denoiser(folder)
     assert str(folder) in str(error.value)
 
 
@@ -289,7 +289,7 @@ def test_architecture_that_does_not_divide(folder):
     config = json.loads((folder / "config.json").read_text())
     spoil_config(folder, network={**config["network"], "num_heads": 3})
     with pytest.raises(LayoutError, match="heads 3") as error:
-        load(folder)
+        load_denoiser(folder)
     assert str(folder) in str(error.value)
 
 
@@ -297,7 +297,7 @@ def test_unknown_noise_schedule(folder):
     config = json.loads((folder / "config.json").read_text())
     spoil_config(folder, process={**config["process"], "noise_schedule": "geometric"})
     with pytest.raises(LayoutError, match="log-linear") as error:  # the message offers what there is
-        load(folder)
+        load_denoiser(folder)
     assert "geometric" in str(error.value)
 
 
@@ -306,11 +306,11 @@ def test_damaged_public_checkpoint(peers, tmp_path):
     shutil.copytree(peers / "mdlm-hf-tiny", folder)
     spoil_tensors(folder, lambda tensors: tensors.pop("backbone.output_layer.linear.weight"))
     with pytest.raises(LayoutError, match=r"tensor 'backbone\.output_layer\.linear\.weight' is missing"):
-        load(folder)
+        load_denoiser(folder)
     shutil.copy(peers / "mdlm-hf-tiny" / "model.safetensors", folder)
     spoil_config(folder, n_heads=None)
     with pytest.raises(LayoutError, match=r"config\.json lacks 'n_heads'"):
-        load(folder)
+        load_denoiser(folder)
 
 
 def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_path):
@@ -318,7 +318,7 @@ def test_public_checkpoint_with_a_rotary_buffer_loads_all_the_same(peers, tmp_pa
     shutil.copytree(peers / "mdlm-hf-tiny", folder)
     spoil_tensors(folder, lambda tensors: tensors.update({"backbone.rotary_emb.inv_freq": torch.ones(8)}))
     x = torch.randint(97, (1, 9))
-    assert torch.equal(load(folder)(x, 0.5), load(peers / "mdlm-hf-tiny")(x, 0.5))
+    assert torch.equal(load_denoiser(folder)(x, 0.5), load_denoiser(peers / "mdlm-hf-tiny")(x, 0.5))
 
 
 def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
@@ -340,7 +340,7 @@ def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
     }
     fields |= {"n_blocks": 2, "n_heads": 2, "dropout": 0.1, "var_min": True}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    found = load(tmp_path)
+    found = load_denoiser(tmp_path)
     x = torch.arange(8)[None]
     assert found.process.name == "uniform"
     assert torch.equal(found(x, 0.4), net(x, 0.4))
@@ -348,7 +348,7 @@ def test_the_layout_of_duo_is_a_uniform_process(tmp_path):
 
 
 def test_a_schedule_without_an_end_is_refused(tiny, tmp_path):
-    folder = save(tiny(uniform(V), time_conditioning=True), tmp_path)
+    folder = save_denoiser(tiny(uniform(V), time_conditioning=True), tmp_path)
     spoil_config(folder, process={"name": "uniform", "noise_schedule": "log-linear", "eps": 0.0})
     with pytest.raises(LayoutError, match="eps > 0"):
-        load(folder)
+        load_denoiser(folder)

@@ -13,7 +13,7 @@ from cdlm.model import compile as recording
 from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy, update
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.objective import fused
 from cdlm.process import masked, uniform, unigram
 from cdlm.rng import seeded
@@ -119,12 +119,12 @@ def test_relaxed_inputs_and_the_head_share_their_gradient(tiny):
 @pytest.mark.parametrize("part", [None, 9000])
 def test_round_trip_holds_one_table(process, part, tiny, tmp_path):
     net = tiny(process, tie_embeddings=True)
-    folder = save(net, tmp_path / "model", part=part)
+    folder = save_denoiser(net, tmp_path / "model", part=part)
     written = [name for path in folder.glob("*.safetensors") for name in load_file(path)]
     assert sorted(written) == sorted({*net.state_dict(), *(["prior"] if process else [])})
     assert TABLE in written
     assert HEAD not in written
-    again = load(folder)
+    again = load_denoiser(folder)
     assert again.config.tie_embeddings
     x = torch.randint(V, (2, 5))
     assert torch.equal(again(x, 0.4), net.eval()(x, 0.4))
@@ -135,20 +135,20 @@ def test_round_trip_holds_one_table(process, part, tiny, tmp_path):
 
 def test_files_of_the_other_kind_are_refused(tiny, tmp_path):
     for tied in (True, False):
-        folder = save(tiny(masked(V), tie_embeddings=tied), tmp_path / str(tied))
+        folder = save_denoiser(tiny(masked(V), tie_embeddings=tied), tmp_path / str(tied))
         config = json.loads((folder / "config.json").read_text())
         config["network"]["tie_embeddings"] = not tied
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(LayoutError, match=f"{'missing' if tied else 'unknown tensor'}"):
-            load(folder)
+            load_denoiser(folder)
 
 
 def test_folders_from_before_are_not_tied(tiny, tmp_path):
-    folder = save(tiny(masked(V)), tmp_path / "old")
+    folder = save_denoiser(tiny(masked(V)), tmp_path / "old")
     config = json.loads((folder / "config.json").read_text())
     assert config["network"].pop("tie_embeddings") is False
     (folder / "config.json").write_text(json.dumps(config))
-    assert HEAD in load(folder).state_dict()
+    assert HEAD in load_denoiser(folder).state_dict()
 
 
 def test_copies_and_conversions_stay_tied(tiny):
@@ -202,6 +202,6 @@ def test_a_compiled_network_is_saved_without_its_copy_of_the_embeddings(tmp_path
     law = network(x, 0.5)
     recording.accelerate(network)
     assert network.count() == before
-    again = load(save(network, tmp_path / "model"))
+    again = load_denoiser(save_denoiser(network, tmp_path / "model"))
     assert again.count() == before
     assert torch.allclose(again(x, 0.5), law, atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.metrics.likelihood import few_step, repeated
+from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
 from cdlm.objective import Bridge, Data, Objective, Ordered, Revealed, Times
 from cdlm.process import masked, uniform
 from cdlm.process.order import Order, levels
@@ -71,7 +71,7 @@ def test_the_loss_is_minus_the_log_likelihood_of_the_sampler(order: Order) -> No
         truth[hop] = -math.log(float(planned(net, plan, torch.full((L,), MASK))[index(X0, V + 1)])) / L
     share = collections.Counter(rows)
     mean = sum(truth[hop] * count for hop, count in share.items()) / n
-    many = repeated(net, X0[None].expand(n, -1), STEPS, 1, n, few_step(net, STEPS, order)).mean(-1)
+    many = repeated_nelbo(net, X0[None].expand(n, -1), STEPS, 1, n, few_step_term(net, STEPS, order)).mean(-1)
     assert float(many.mean()) == pytest.approx(mean, abs=6 * float(many.std()) / n**0.5)
     objective = METHODS["few-step"](PROCESS, total=10, steps=STEPS, order=order)
     (term,) = objective.terms
@@ -92,8 +92,8 @@ def test_many_steps_are_the_nelbo() -> None:
     """At random times the same bound as MDLM's: one hop for each of very many levels."""
     net = Table(PROCESS, L, timed=False)
     x0 = X0[None].expand(4000, -1)
-    few = [repeated(net, x0, 16, 1, 64_000, few_step(net, steps)) for steps in (1, 64)]
-    model = repeated(net, x0, 16, 1, 64_000)
+    few = [repeated_nelbo(net, x0, 16, 1, 64_000, few_step_term(net, steps)) for steps in (1, 64)]
+    model = repeated_nelbo(net, x0, 16, 1, 64_000)
     noise = sum(float(found.var()) / found.numel() for found in (model, few[1])) ** 0.5
     assert float(few[1].mean()) == pytest.approx(float(model.mean()), abs=5 * noise)
     assert noise < 0.05 < 0.3 < abs(float(few[0].mean() - model.mean()))

@@ -237,20 +237,20 @@ def test_it_is_saved_as_ours(layout: Layout, folder: Path, tmp_path: Path) -> No
 
 
 def test_a_udlm_that_is_not_told_the_time(tmp_path: Path) -> None:
-    net = pretrained.load(write_peer(tmp_path / "peer", LAYOUTS["udlm"], time_conditioning=False))
+    net = pretrained.load_denoiser(write_peer(tmp_path / "peer", LAYOUTS["udlm"], time_conditioning=False))
     x = torch.randint(0, IDS, (1, LENGTH))
     assert torch.equal(net(x, 0.2), net(x, 0.9))
 
 
 def test_a_class_guided_udlm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="guided by classes"):
-        pretrained.load(write_peer(tmp_path / "peer", LAYOUTS["udlm"], cfg=True))
+        pretrained.load_denoiser(write_peer(tmp_path / "peer", LAYOUTS["udlm"], cfg=True))
 
 
 def test_an_sdtt_without_its_width_is_named(tmp_path: Path) -> None:
     model = {name: value for name, value in SDTT["model"].items() if name != "hidden_size"}
     with pytest.raises(LayoutError, match=r"config.json lacks 'hidden_size'"):
-        pretrained.load(write_peer(tmp_path / "peer", LAYOUTS["sdtt"], model=model))
+        pretrained.load_denoiser(write_peer(tmp_path / "peer", LAYOUTS["sdtt"], model=model))
 
 
 @pytest.mark.parametrize("averaged", [True, False])

@@ -12,7 +12,7 @@ from cdlm.methods import METHODS
 from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.dit import DiT
-from cdlm.model.pretrained import load
+from cdlm.model.pretrained import load_denoiser
 from cdlm.objective import inverse_noise
 from cdlm.objective.divergence import jsd, kl, rate_kl
 from cdlm.process import LogLinear, Process, bridge_law, masked, uniform
@@ -41,7 +41,7 @@ def flat(peers):
 
 @pytest.fixture
 def net(peers):
-    return load(peers / "mdlm-hf-tiny")
+    return load_denoiser(peers / "mdlm-hf-tiny")
 
 
 def record(process: Process, x_t: Tensor, alpha: Tensor, dalpha: Tensor, t: Tensor | None = None) -> Pair:

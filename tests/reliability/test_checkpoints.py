@@ -19,7 +19,7 @@ import torch
 
 from cdlm.files import alone_in
 from cdlm.model import pretrained
-from cdlm.model.pretrained import LayoutError, load
+from cdlm.model.pretrained import LayoutError, load_denoiser
 from cdlm.train import checkpoint
 from cdlm.train.checkpoint import Checkpoint, DamageError
 from cdlm.train.config import TrainConfig, to_json
@@ -305,7 +305,7 @@ def test_a_model_with_a_changed_bit_is_not_opened(name: str, recipe, tried) -> N
                 if json.loads(changed) == json.loads(data):
                     continue
             with pytest.raises(LayoutError) as caught:
-                load(config.out)
+                load_denoiser(config.out)
             assert name in str(caught.value)
             seen += 1
     assert seen > 10

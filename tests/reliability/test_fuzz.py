@@ -31,7 +31,7 @@ from cdlm.methods import METHODS
 from cdlm.methods.spec import parse_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
 from cdlm.text.template import OPEN, blanks
@@ -108,7 +108,7 @@ def model(work: Path) -> Path:
     """A model folder of ours with its tokenizer."""
     torch.manual_seed(0)
     shape = NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, cond_dim=8)
-    Tokenizer.load("bytes").save(save(Denoiser(shape, masked(257)), work / "model") / "tokenizer.json")
+    Tokenizer.load("bytes").save(save_denoiser(Denoiser(shape, masked(257)), work / "model") / "tokenizer.json")
     return work / "model"
 
 
@@ -230,7 +230,7 @@ def test_any_safetensors(work: Path, model: Path, seed: int) -> None:
     length = draw.choice((size, size, size + 1, 0, 2**63, 2**64 - 1, 10**8))
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", length) + torn(head, draw) + body)
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @quick
@@ -242,7 +242,7 @@ def test_any_config_of_a_model(work: Path, model: Path, changes: dict) -> None:
     config = json.loads((model / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @quick
@@ -256,7 +256,7 @@ def test_any_architecture_of_a_model(work: Path, model: Path, field: str, value:
     config["network"][field] = value
     (folder / "config.json").write_text(json.dumps(config))
     with only_explained():
-        load(folder)
+        load_denoiser(folder)
 
 
 @settings(quick, max_examples=30)
@@ -332,7 +332,7 @@ def test_weights_of_another_kind_are_refused(work: Path, model: Path) -> None:
     name = "backbone.output_layer.linear.bias"
     save_file({**tensors, name: torch.full_like(tensors[name], math.nan)}, folder / "model.safetensors")
     with pytest.raises(LayoutError, match=rf"{name}' holds numbers that are not finite"):
-        load(folder)
+        load_denoiser(folder)
 
 
 class Trap:

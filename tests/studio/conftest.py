@@ -20,8 +20,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     masked, uniform = (write_model(folder / kind, kind, BPE, length=32) for kind in ("masked", "uniform"))
     judge = write_model(folder / "causal", "causal", BPE, length=64)
     evaluate(
-        EvalConfig((f"M={masked}", f"U={uniform}"), (str(judge),), num_samples=3, steps=(2, 4), temperature=(1.0, 0.5),
-                   device="cpu", out=folder / "results"), QUIET)  # fmt: skip
+        EvalConfig(models=(f"M={masked}", f"U={uniform}"), judge=(str(judge),), num_samples=3, steps=(2, 4),
+                   temperature=(1.0, 0.5), device="cpu", out=folder / "results"), QUIET)  # fmt: skip
     with studio(f"Masked={masked}", f"Uniform={uniform}", "--results", folder / "results") as (url, _):
         get(f"{url}health")
         yield url

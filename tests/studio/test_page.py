@@ -1,13 +1,13 @@
-"""Writing, in a real browser: generate, scrub, infill, rewrite, cancel, errors."""
+"""Generating in a real browser: settings, scrubbing, infilling, regenerating, cancelling, errors."""
 
 import contextlib
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import DEFAULTS, SPECS, choices
 
 from ..writers import BPE, write_model
 from .test_serve import get, studio
@@ -16,13 +16,13 @@ from .visits import choose, column, finished, keep, playwright, visit
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_two_models_write_side_by_side_and_steps_can_be_scrubbed(page: Any) -> None:
+def test_two_models_generate_side_by_side_and_steps_can_be_scrubbed(page: Any) -> None:
     choose(page, 8)
     page.click("#generate")
     for number in (0, 1):
         finished(page, number)
         assert column(page, number).locator(".token").count() == 24
-    keep(page, "write")
+    keep(page, "generate")
     scrub = page.locator("#scrub")
     scrub.focus()
     scrub.press("Home")
@@ -33,40 +33,59 @@ def test_two_models_write_side_by_side_and_steps_can_be_scrubbed(page: Any) -> N
     playwright.expect(column(page).locator(".token.mask")).to_have_count(0)
 
 
-def test_what_the_page_asks_for_is_what_its_controls_say(page: Any) -> None:
+def test_a_request_has_the_settings_that_were_changed_and_no_others(page: Any) -> None:
     choose(page, 4)
     page.fill("#guidance", "0.5")
     page.fill("#top-p", "0.9")
-    with page.expect_request("**/v1/completions") as sent:
-        page.click("#generate")
-    finished(page)
-    asked = sent.value.post_data_json
-    assert (asked["guidance"], asked["top_p"], asked["steps"], asked["order"]) == (0.5, 0.9, 4, "random")
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if "completions" in request.url else None)
+    page.click("#generate")
+    for number in (0, 1):
+        finished(page, number)
+    masked, uniform = sorted(bodies, key=lambda body: body["model"])
+    common = {"prompt": "", "max_tokens": 24, "seed": 0, "stream": True, "steps": 4, "top_p": 0.9}
+    assert masked == {**common, "model": "Masked", "guidance": 0.5}
+    assert uniform == {**common, "model": "Uniform"}  # which has no mask token
 
 
-def test_controls_begin_as_the_model_writes_best_and_follow_the_steps(browser: Any, tmp_path: Path) -> None:
+def test_each_model_follows_its_generation_config_until_a_control_is_changed(browser: Any, tmp_path: Path) -> None:
     few = {"steps": 4, "order": "dilated", "guidance": 0.25, "temperature": 0.8}
-    folder = write_model(tmp_path / "best", "masked", BPE, length=32, own=[few, {"steps": 32, "temperature": 0.9}])
-    names = ("steps", "order", "guidance", "temperature", "temperature-slider")
-    with studio(folder) as (url, _):
+    own = [few, {"steps": 32, "temperature": 0.9}]
+    first = write_model(tmp_path / "first", "masked", BPE, length=32, own=own)
+    second = write_model(tmp_path / "second", "masked", BPE, length=32, own=[{"steps": 2, "top_p": 0.75}])
+    with studio(first, second) as (url, _):
         get(f"{url}health")
         with visit(browser, url) as page:
 
-            def says() -> list[str]:
-                return [page.locator(f"#{name}").input_value() for name in names]
+            def shows(steps: str, *values: str) -> None:
+                playwright.expect(page.locator("#steps-value")).to_have_text(steps)
+                for name, value in zip(("order", "guidance", "temperature", "temperature-slider"), values, strict=True):
+                    playwright.expect(page.locator(f"#{name}")).to_have_value(value)
 
-            assert says() == ["2", "dilated", "0.25", "0.8", "0.8"]
+            def summary(number: int) -> str:
+                return str(column(page, number).get_by_test_id("summary").inner_text())
+
+            shows("4", "dilated", "0.25", "0.8", "0.8")
+            assert summary(0) == "4 steps, fp64, order dilated, temperature 0.8, guidance 0.25"
+            assert summary(1) == "2 steps, fp64, top-p 0.75"
             choose(page, 8)
-            assert says() == ["3", "dilated", "0.25", "0.8", "0.8"]
+            shows("8", "dilated", "0.25", "0.8", "0.8")
             choose(page, 16)
-            assert says() == ["4", "random", "0", "0.9", "0.9"]
-            page.fill("#temperature", "0.5")  # from now on they are the visitor's
+            shows("16", "random", "0", "0.9", "0.9")
+            page.fill("#temperature", "0.5")
             choose(page, 4)
-            assert says() == ["2", "random", "0", "0.5", "0.5"]
+            shows("4", "dilated", "0.25", "0.5", "0.5")
             with page.expect_request("**/v1/completions") as sent:
                 page.click("#generate")
             finished(page)
-            assert sent.value.post_data_json["temperature"] == 0.5
+            assert {"steps": 4, "temperature": 0.5}.items() <= sent.value.post_data_json.items()
+            assert "order" not in sent.value.post_data_json
+            page.click("[aria-label='Reset Temperature']")
+            shows("4", "dilated", "0.25", "0.8", "0.8")
+            page.click("#reset")
+            playwright.expect(page.locator("#reset")).to_be_hidden()
+            column(page).get_by_test_id("model").select_option("second")
+            shows("2", "random", "0", "1", "1")
 
 
 @pytest.mark.parametrize(("name", "typed", "nearest", "step"), [
@@ -94,29 +113,65 @@ def test_the_dice_and_the_ends_of_a_box(page: Any) -> None:
     page.click("#dice")
     assert page.input_value("#seed") != "7"
     assert float(page.input_value("#seed-slider")) == min(99, float(page.input_value("#seed")))
-    page.fill("#temperature", "100")  # more than the slider has
+    page.fill("#temperature", "1000000")  # more than the slider has
     page.press("#temperature", "ArrowUp")
-    assert (page.input_value("#temperature"), page.input_value("#temperature-slider")) == ("100", "2")
+    assert (page.input_value("#temperature"), page.input_value("#temperature-slider")) == ("1000000", "2")
 
 
-def test_the_menus_are_those_of_the_sampler(page: Any, address: str) -> None:
-    hints = get_type_hints(Sampling)
-    for name in ("order", "tail"):
-        assert page.locator(f"#{name} option").all_inner_texts() == list(get_args(hints[name]))
-        assert page.input_value(f"#{name}") == getattr(Sampling(), name)
+def test_the_form_has_every_setting_of_the_sampler(page: Any, address: str) -> None:
+    page.click("#more summary")
+    for name in SPECS:
+        control = page.locator(f"#{name.replace('_', '-')}")
+        assert control.count() == 1
+        if choices(name):
+            assert control.locator("option").all_inner_texts() == choices(name)
+            assert control.input_value() in (DEFAULTS[name], "plug-in")
 
     def extended(route: Any) -> None:
         description = get(f"{address}openapi.json")
-        description["components"]["schemas"]["Completion"]["properties"]["order"]["enum"].append("from-the-right")
+        properties = description["components"]["schemas"]["SettingsRequest"]["properties"]
+        properties["order"]["anyOf"][0]["enum"].append("from-the-right")
+        properties["patience"] = {"anyOf": [{"type": "integer"}], "x-default": 3, "description": "A new setting."}
         route.fulfill(json=description)
 
     page.route("**/openapi.json", extended)
     page.reload()
-    page.select_option("#order", "from-the-right")
-    with page.expect_request("**/v1/completions") as sent:
-        page.click("#generate")
-    assert sent.value.post_data_json["order"] == "from-the-right"
-    playwright.expect(page.locator("#error")).to_contain_text("order")
+    playwright.expect(page.locator("#order option", has_text="from-the-right")).to_have_count(1)
+    playwright.expect(page.locator("#patience")).to_have_value("3")
+
+
+def test_settings_that_do_not_apply_are_disabled_or_hidden(page: Any) -> None:
+    page.click("#more summary")
+    eta, steps, corrector = page.locator("#eta"), page.locator("#steps"), page.locator("#corrector")
+    playwright.expect(eta).to_be_hidden()
+    corrector.select_option("cap")
+    playwright.expect(eta).to_be_visible()
+    playwright.expect(page.locator("#order")).to_be_disabled()  # no sampler takes both
+    corrector.select_option("none")
+    playwright.expect(page.locator("#order")).to_be_enabled()
+    page.select_option("#order", "first-hitting")
+    playwright.expect(corrector).to_be_visible()  # the uniform model has no order
+    playwright.expect(steps).to_be_enabled()
+    page.uncheck("#two-columns")
+    playwright.expect(corrector).to_be_hidden()
+    playwright.expect(steps).to_be_disabled()
+    page.select_option("#order", "margin")
+    playwright.expect(steps).to_be_enabled()
+    column(page).get_by_test_id("model").select_option("Uniform")
+    playwright.expect(page.locator("#guidance")).to_be_disabled()
+    assert "mask token" in page.locator(".field", has=page.locator("#guidance")).get_attribute("title")
+
+
+def test_settings_that_contradict_each_other_are_explained_at_once(page: Any) -> None:
+    choose(page, 8)
+    page.click("#more summary")
+    page.fill("#timesteps", "1,0.5,0")
+    playwright.expect(page.locator("#settings-error")).to_contain_text("leave out steps")
+    page.click("[aria-label='Reset Steps']")
+    playwright.expect(page.locator("#settings-error")).to_be_empty()
+    page.click("#generate")
+    finished(page)
+    assert "2 steps" in column(page).get_by_test_id("summary").inner_text()
 
 
 def test_colours_change_at_once(page: Any) -> None:
@@ -152,11 +207,11 @@ def test_blanks_are_filled_by_masked_and_uniform_models(page: Any) -> None:
     assert page.locator("#length").is_hidden()
     page.fill("#prompt", "")
     assert page.locator("#length").is_visible()
-    assert page.locator("#width").is_hidden()
+    assert page.locator("#span-length").is_hidden()
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_marked_tokens_are_written_anew(page: Any, number: int) -> None:
+def test_selected_tokens_are_regenerated(page: Any, number: int) -> None:
     choose(page, 4)
     page.click("#generate")
     finished(page, number)
@@ -166,28 +221,28 @@ def test_marked_tokens_are_written_anew(page: Any, number: int) -> None:
     tokens.nth(3).click()
     tokens.nth(4).focus()
     page.keyboard.press("Enter")
-    playwright.expect(column(page, number).locator(".token.marked")).to_have_count(2)
-    keep(page, f"marked-{number}")
-    column(page, number).get_by_test_id("rewrite").click()
-    playwright.expect(column(page, number).locator(".token.marked")).to_have_count(0)
+    playwright.expect(column(page, number).locator(".token.selected")).to_have_count(2)
+    keep(page, f"selected-{number}")
+    column(page, number).get_by_test_id("regenerate").click()
+    playwright.expect(column(page, number).locator(".token.selected")).to_have_count(0)
     finished(page, number)
     playwright.expect(column(page, number).locator(".token.given")).to_have_count(22)
     after = tokens.all_inner_texts()
     assert [a for k, a in enumerate(after) if k not in (3, 4)] == [b for k, b in enumerate(before) if k not in (3, 4)]
 
 
-def test_a_model_from_left_to_right_says_what_it_cannot_do(browser: Any, tmp_path: Path) -> None:
+def test_an_autoregressive_model_says_what_it_cannot_do(browser: Any, tmp_path: Path) -> None:
     causal = write_model(tmp_path / "causal", "causal", BPE, length=32)
     with studio(causal) as (url, _), visit(browser, url) as page:
         page.fill("#prompt", "the ___ sat")
         page.click("#generate")
-        playwright.expect(page.locator("#error")).to_contain_text("from left to right cannot fill in blanks")
+        playwright.expect(page.locator("#error")).to_contain_text("autoregressive model cannot fill blanks")
         choose(page, 4, prompt="the cat")
         page.click("#generate")
         finished(page)
         playwright.expect(column(page).locator(".token")).to_have_count(24)
         assert "".join(column(page).locator(".token.given").all_inner_texts()) == "the cat"
-        playwright.expect(column(page).get_by_test_id("hint")).to_contain_text("No marking here")
+        playwright.expect(column(page).get_by_test_id("hint")).to_contain_text("cannot regenerate tokens")
 
 
 def test_arrows_go_from_token_to_token(page: Any) -> None:
@@ -232,7 +287,7 @@ def test_cancelling_stops_the_work_and_says_so(page: Any, address: str) -> None:
         finished(page, number)
         playwright.expect(column(page, number)).to_have_attribute("data-state", "done")
         assert column(page, number).locator(".token").count() == 24
-    playwright.expect(page.locator("#status")).to_have_text("The text is finished.")
+    playwright.expect(page.locator("#status")).to_have_text("Finished.")
 
 
 def test_two_visitors_at_once(browser: Any, address: str) -> None:

@@ -359,8 +359,8 @@ def test_moons_move_onto_the_manifold(client: TestClient, process: str) -> None:
 def test_results_are_the_rows_of_an_evaluation(tmp_path: Path) -> None:
     masked, judge = (write_model(tmp_path / kind, kind, BPE, length=16) for kind in ("masked", "causal"))
     rows = evaluate(
-        EvalConfig((f"M={masked}",), (str(judge),), num_samples=3, steps=(2,), temperature=(1.0, 0.5), device="cpu",
-                   out=tmp_path / "out"), QUIET)  # fmt: skip
+        EvalConfig(models=(f"M={masked}",), judge=(str(judge),), num_samples=3, steps=(2,), temperature=(1.0, 0.5),
+                   device="cpu", out=tmp_path / "out"), QUIET)  # fmt: skip
     with TestClient(create_app(MODELS, results=[tmp_path / "out"])) as client:
         (section,) = client.get("/v1/results").json()["sections"]
     assert [(row["model"], row["control"], row["ppl"]) for row in section["rows"]] == [
@@ -454,8 +454,11 @@ def test_values_are_offered_if_and_only_if_they_can_be_requested(client: TestCli
         used = {name: value for name, value in given.items() if name not in found["ignored"]}
         for name, offered in found["choices"].items():
             for value in choices(name):
-                request = {"model": model, "max_tokens": 8, **used, name: value}
-                accepted = client.post("/v1/completions", json=request).status_code == 200
+                accepted = True
+                try:
+                    check_request(Completion(**{**used, name: value}), MODELS[model], Limits())
+                except ValueError:
+                    accepted = False
                 assert accepted == (value in offered) or (not offered and value == DEFAULTS[name])
 
 

@@ -1,4 +1,4 @@
-"""A text as a picture that moves: at every step it shows what the sampler had then, and a browser agrees."""
+"""A sample as an animated picture: at every step it shows the state of the sampler, and a browser agrees."""
 
 import os
 import re
@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cdlm.cli.sample import SampleConfig, write_texts
-from cdlm.sample.settings import sampling_of
-from cdlm.text.animation import COLUMNS, animation, laid_out
-from cdlm.text.pipeline import Model
+from cdlm.cli.sample import SampleConfig, generate_samples
+from cdlm.text.animation import COLUMNS, animation, layout
+from cdlm.text.pipeline import Pipeline
 from cdlm.text.template import Template
 
 from ..writers import BPE, Kind, small, write_model
@@ -23,9 +22,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def drawn(model: Model, template: Template) -> tuple[str, list[list[int]]]:
-    how = sampling_of({} if model.denoiser.process is None else {"steps": 5})
-    states = [frame.token_ids[0] for frame in model.frames([template], how, seed=3)]
+def drawn(model: Pipeline, template: Template) -> tuple[str, list[list[int]]]:
+    settings = model.resolve({} if model.denoiser.process is None else {"steps": 5})
+    states = [frame.token_ids[0] for frame in model.frames([template], settings, seed=3)]
     return animation(model, template, states, "a <caption>"), states
 
 
@@ -47,9 +46,9 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def test_a_masked_text_shows_at_every_step_what_was_written_by_then() -> None:
+def test_a_masked_sample_shows_at_every_step_what_was_drawn_by_then() -> None:
     model = small("masked", "bpe")
-    template = model.continuations(["the cat"], length=24)[0]
+    template = model.continuations(["the cat"], max_length=24)[0]
     picture, states = drawn(model, template)
     for step, ids in enumerate(states):
         known = [one for one in ids if one < model.tokenizer.vocab_size]
@@ -66,7 +65,7 @@ def test_a_masked_text_shows_at_every_step_what_was_written_by_then() -> None:
 @pytest.mark.parametrize("kind", ["uniform", "causal"])
 def test_other_models_end_in_their_text_and_begin_in_another(kind: Kind) -> None:
     model = small(kind, "bpe")
-    picture, states = drawn(model, model.continuations(["the cat"], length=16)[0])
+    picture, states = drawn(model, model.continuations(["the cat"], max_length=16)[0])
     last = len(states) - 1
     first, final = (squeezed("".join(text for _, _, text in seen(picture, step))) for step in (0, last))
     assert first != final
@@ -87,7 +86,7 @@ def test_given_words_are_not_coloured_and_hidden_ones_have_boxes() -> None:
 
 @given(st.lists(st.text("ab \n", max_size=6), max_size=40), st.integers(3, 12))
 def test_lines_hold_all_letters_in_order_within_their_columns(pieces: list[str], columns: int) -> None:
-    segments = laid_out(pieces, columns)
+    segments = layout(pieces, columns)
     assert squeezed("".join(one.text for one in segments)) == squeezed("".join(pieces))
     assert [(one.row, one.column) for one in segments] == sorted((one.row, one.column) for one in segments)
     assert all(one.column + len(one.text) <= columns for one in segments)
@@ -98,9 +97,9 @@ def test_lines_hold_all_letters_in_order_within_their_columns(pieces: list[str],
         assert [word for line in lines for word in line.split()] == words
 
 
-def test_signs_that_no_xml_may_hold_are_replaced() -> None:
+def test_characters_that_xml_does_not_allow_are_replaced() -> None:
     model = small("masked")
-    template = model.continuations(["a"], length=8)[0]
+    template = model.continuations(["a"], max_length=8)[0]
     picture = animation(model, template, [[97, 0, 60, 38, 10, 9, 127, 256]], "")
     assert ElementTree.fromstring(picture).attrib["aria-label"].startswith("a\ufffd<&")
 
@@ -108,11 +107,13 @@ def test_signs_that_no_xml_may_hold_are_replaced() -> None:
 def test_the_command_draws_the_first_text_and_refuses_to_overwrite(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "masked", BPE, length=32)
     path = tmp_path / "text.svg"
-    config = SampleConfig(model=str(folder), num=2, steps=3, animate=path, device="cpu")
-    first = write_texts(config, Console(width=160))[0]
-    plain = write_texts(SampleConfig(model=str(folder), num=2, steps=3, device="cpu"), Console(width=160))[0]
+    config = SampleConfig(model=str(folder), num_samples=2, steps=3, animate=path, device="cpu")
+    first = generate_samples(config, Console(width=160))[0]
+    plain = generate_samples(SampleConfig(model=str(folder), num_samples=2, steps=3, device="cpu"), Console(width=160))[
+        0
+    ]
     assert first.text == plain.text
-    assert "model, steps 3" in path.read_text(encoding="utf-8")
+    assert "model, 3 steps" in path.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=r"text\.svg exists"):
         SampleConfig(model=str(folder), animate=path)
     with pytest.raises(ValueError, match=r"--animate writes SVG.*text\.svg"):
@@ -128,7 +129,7 @@ def test_the_command_draws_the_first_text_and_refuses_to_overwrite(tmp_path: Pat
 def test_a_browser_shows_each_step_in_its_time() -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     model = small("masked", "bpe")
-    picture, states = drawn(model, model.continuations(["the cat"], length=24)[0])
+    picture, states = drawn(model, model.continuations(["the cat"], max_length=24)[0])
     last = len(states) - 1
     pace = min(0.6, 6 / last)
     with playwright.sync_playwright() as tool:

@@ -8,7 +8,7 @@ import torch
 import cdlm
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import save
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import Process, masked, unigram
 from cdlm.process.process import bridge_law, transition
 from cdlm.rng import seeded
@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Model:
     denoiser = Denoiser(NetworkConfig(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
     for parameter in denoiser.parameters():
         torch.nn.init.normal_(parameter, 0, 0.3)
-    save(denoiser, tmp_path / "mixed")
+    save_denoiser(denoiser, tmp_path / "mixed")
     BYTES.save(tmp_path / "mixed")
     return cdlm.load(tmp_path / "mixed", "cpu", "float64")
 

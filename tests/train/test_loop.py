@@ -21,7 +21,7 @@ from cdlm.metrics.likelihood import nelbo
 from cdlm.model import pretrained
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import LayoutError, load, save
+from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import uniform
 from cdlm.train import checkpoint, loop, validation
 from cdlm.train.config import TrainConfig, from_json, read_config, to_json
@@ -77,10 +77,10 @@ def test_golden_curve(name: str, recipe, bases: Path) -> None:
 def test_a_run_that_is_training_can_be_loaded(recipe) -> None:
     config = recipe("mcdlm", steps=4)
     folder = train(config)
-    model = load(config.out)
+    model = load_denoiser(config.out)
     assert model.vocab == 257
     assert model.process is not None
-    assert torch.allclose(load(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
+    assert torch.allclose(load_denoiser(folder)(torch.full((1, 8), 257)), model(torch.full((1, 8), 257)))
     assert (folder / "tokenizer.json").is_file()
 
 
@@ -346,7 +346,7 @@ def test_weights_of_duo_lose_their_extra_id(recipe, tmp_path: Path) -> None:
     config = recipe("udlm", steps=4)
     given = Denoiser(config.network, uniform(258))
     torch.nn.init.normal_(given.backbone.vocab_embed.embedding)
-    save(given, tmp_path / "duo")
+    save_denoiser(given, tmp_path / "duo")
     network, _, _ = loop.build(dataclasses.replace(config, init_from=tmp_path / "duo"), 257, torch.device("cpu"))
     assert torch.equal(network.backbone.vocab_embed.embedding, given.backbone.vocab_embed.embedding[:257])
 

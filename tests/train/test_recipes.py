@@ -13,7 +13,7 @@ from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import load, save
+from cdlm.model.pretrained import load_denoiser, save_denoiser
 from cdlm.process import masked
 from cdlm.train.config import TrainConfig
 from cdlm.train.loop import train
@@ -51,12 +51,12 @@ def test_parameters_and_bytes_by_hand(name: str, tmp_path: Path) -> None:
     assert net.count() == blocks * block + ends + level == 17_761_056
     assert net.count() <= 18_000_000
     assert estimate(config, vocab=vocab).parameters == net.count()
-    folder = save(net, tmp_path / name, torch.bfloat16, part=15_000_000)
+    folder = save_denoiser(net, tmp_path / name, torch.bfloat16, part=15_000_000)
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert len(sizes) == 3
     assert max(sizes) < 16_000_000
     assert sum(sizes) < 36_000_000
-    assert load(folder).count() == net.count()
+    assert load_denoiser(folder).count() == net.count()
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:

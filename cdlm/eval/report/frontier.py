@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cdlm.eval.report.rows import Section, control, name, plain, steps, unconditional
-from cdlm.eval.results import Row
-from cdlm.metrics.gen_ppl import Interval, interval, resamples
+from cdlm.eval.report.rows import Section, control_label, display_name, num_steps, unconditional_rows, uncontrolled
+from cdlm.eval.results import ResultRow
+from cdlm.metrics.gen_ppl import Interval, bootstrap_indices, percentile_interval
 
 Vector = NDArray[np.float64]
-GRID = 9
-KINDS = ("T ", "top-p ")
+NUM_ENTROPIES = 9
+CONTROL_KINDS = ("T ", "top-p ")
 """Controls whose cells lie on one line."""
 
 
@@ -52,7 +52,7 @@ class Match:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class FrontierRatio:
     """Two sweeps against each other, over the entropies that both reach."""
 
     steps: int
@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
+class StepsToMatch:
     """The steps that a model needs to reach another's perplexity at its most steps."""
 
     name: str
@@ -88,20 +88,20 @@ class Speed:
         return None if self.nfe is None else self.target_nfe / self.nfe
 
 
-def points(section: Section) -> list[Point]:
+def frontier_points(section: Section) -> list[Point]:
     """Every unconditional FP64 cell of a section."""
-    return [_point(row) for row in unconditional(section.rows)]
+    return [_frontier_point(row) for row in unconditional_rows(section.rows)]
 
 
-def _point(row: Row) -> Point:
-    per = row["per_text"]
+def _frontier_point(row: ResultRow) -> Point:
+    per = row["per_sample"]
     nats, tokens, entropy = (np.array(per[key], dtype=np.float64) for key in ("nats", "tokens", "entropy"))
-    draws = np.concatenate([np.arange(len(nats))[None], resamples(len(nats)).numpy()])
+    draws = np.concatenate([np.arange(len(nats))[None], bootstrap_indices(len(nats)).numpy()])
     log_ppl = nats[draws].sum(-1) / np.maximum(1, tokens[draws].sum(-1))
-    return Point(name(row), steps(row), control(row), entropy[draws].mean(-1), log_ppl, row["nfe"])
+    return Point(display_name(row), num_steps(row), control_label(row), entropy[draws].mean(-1), log_ppl, row["nfe"])
 
 
-def matched(found: Sequence[Point], baseline: str) -> list[Match]:
+def match_entropies(found: Sequence[Point], baseline: str) -> list[Match]:
     """Every model's plain cells, and all of the baseline's own, beside the baseline's frontier.
 
     A cell of the baseline itself is compared with the line through its other cells of the same control: what comes out
@@ -112,7 +112,7 @@ def matched(found: Sequence[Point], baseline: str) -> list[Match]:
         base = [p for p in found if p.name == baseline and p.steps == n]
         for point in [p for p in found if p.steps == n]:
             own = point.name == baseline
-            others = [p for p in base if p is not point and (not own or _alike(p, point))]
+            others = [p for p in base if p is not point and (not own or _same_curve(p, point))]
             if len(others) < 2 or (not own and point.control != "plain"):
                 continue
             log_base = frontier_at(others, point.entropy) if not own else _interpolate(others, point.entropy)
@@ -123,7 +123,7 @@ def matched(found: Sequence[Point], baseline: str) -> list[Match]:
     return rows
 
 
-def spans(found: Sequence[Point], baseline: str) -> list[Span]:
+def compare_frontiers(found: Sequence[Point], baseline: str) -> list[FrontierRatio]:
     """Sweep against sweep: the mean log ratio over the entropies that both reach.
 
     Temperatures are compared with temperatures and top-p with top-p, and the two are averaged: else a model whose top-p
@@ -134,11 +134,11 @@ def spans(found: Sequence[Point], baseline: str) -> list[Span]:
         base = [p for p in found if p.name == baseline and p.steps == n]
         for other in dict.fromkeys(p.name for p in found if p.steps == n and p.name != baseline):
             own = [p for p in found if p.name == other and p.steps == n]
-            gaps = [gap for kind in KINDS if (gap := _gap(_curve(own, kind), _curve(base, kind)))]
+            gaps = [gap for kind in CONTROL_KINDS if (gap := _gap(_curve(own, kind), _curve(base, kind)))]
             if gaps:
                 low, high = min(low for _, low, _ in gaps), max(high for *_, high in gaps)
                 mean = np.mean([gap for gap, *_ in gaps], 0)
-                rows.append(Span(n, other, baseline, low, high, _interval(np.exp(mean))))
+                rows.append(FrontierRatio(n, other, baseline, low, high, _interval(np.exp(mean))))
     return rows
 
 
@@ -150,7 +150,9 @@ def _gap(own: Sequence[Point], base: Sequence[Point]) -> tuple[Vector, float, fl
     low, high = np.maximum(*(h.min(0) for h in ends)), np.minimum(*(h.max(0) for h in ends))
     if low[0] >= high[0]:
         return None
-    places = [np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, GRID)]  # not an ulp beyond
+    places = [
+        np.minimum(low + (high - low) * share, high) for share in np.linspace(0, 1, NUM_ENTROPIES)
+    ]  # not an ulp beyond
     gap = np.mean([_interpolate(own, h) - _interpolate(base, h) for h in places], 0)
     return gap, float(low[0]), float(high[0])
 
@@ -161,7 +163,7 @@ def frontier_at(cells: Sequence[Point], entropy: Vector) -> Vector:
     Temperatures are one curve and top-p another; the plain cell lies on both.
     """
     best = np.full_like(entropy, np.nan)
-    for kind in KINDS:
+    for kind in CONTROL_KINDS:
         curve = _curve(cells, kind)
         if len(curve) > 1:
             best = np.fmin(best, _interpolate(curve, entropy))
@@ -185,7 +187,7 @@ def _interpolate(curve: Sequence[Point], entropy: Vector) -> Vector:
     return np.where(inside, y0 + share * (y1 - y0), np.nan)
 
 
-def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
+def steps_to_match(found: Sequence[Point], targets: Sequence[str]) -> list[StepsToMatch]:
     """For every model with several step counts and every target: the first steps at which it is as good."""
     plain_ = [p for p in found if p.control == "plain"]
     rows = []
@@ -206,7 +208,7 @@ def speeds(found: Sequence[Point], targets: Sequence[str]) -> list[Speed]:
                 entropy = float(np.interp(at, places, [p.entropy[0] for p in curve]))
                 nfe = math.exp(np.interp(at, places, np.log([p.nfe for p in curve])))
             rows.append(
-                Speed(
+                StepsToMatch(
                     other,
                     target,
                     goal.steps,
@@ -238,17 +240,17 @@ def crossing(counts: Sequence[int], log_ppl: NDArray[np.float64], goal: Vector) 
     return np.array(found)
 
 
-def baseline_of(section: Section, wanted: str | None) -> str | None:
+def choose_baseline(section: Section, wanted: str | None) -> str | None:
     """The model that others are measured by: the one asked for, or the first with a sweep, MDLM or UDLM if there."""
-    rows = [row for row in unconditional(section.rows) if row["process"] != "none"]
-    names = list(dict.fromkeys(name(row) for row in rows))
+    rows = [row for row in unconditional_rows(section.rows) if row["process"] != "none"]
+    names = list(dict.fromkeys(display_name(row) for row in rows))
     if wanted is not None:
         return wanted if wanted in names else None
-    methods = {name(row): str((row.get("training") or {}).get("method")) for row in plain(rows)}
+    methods = {display_name(row): str((row.get("training") or {}).get("method")) for row in uncontrolled(rows)}
     return next((n for n in names if methods.get(n) in ("mdlm", "udlm")), names[0] if names else None)
 
 
-def _alike(one: Point, two: Point) -> bool:
+def _same_curve(one: Point, two: Point) -> bool:
     """Whether two cells lie on one line: both of temperature, or both of top-p; the plain cell lies on the first."""
     kinds = [p.control.startswith("top-p") for p in (one, two)]
     return kinds[0] == kinds[1] or one.control == "plain"
@@ -261,4 +263,4 @@ def _step_counts(found: Sequence[Point]) -> list[int]:
 def _interval(draws: Vector) -> Interval:
     import torch
 
-    return interval(float(draws[0]), torch.from_numpy(draws[1:]))
+    return percentile_interval(float(draws[0]), torch.from_numpy(draws[1:]))

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cdlm.eval.config import ROBUST
-from cdlm.eval.results import Row, read_rows
+from cdlm.eval.config import ROBUST_SAMPLES
+from cdlm.eval.results import ResultRow, read_rows
 from cdlm.methods import METHODS
 from cdlm.methods.spec import SEARCH, split_method
-from cdlm.sample.settings import DEFAULTS, SPECS
+from cdlm.sample.settings import DEFAULTS, SPECS, Settings, implied_sampler
 
-KNOWN = {
+DISTILLED_NAMES = {
     ("sdtt", "mdlm"): "MDLM+SDTT",
     ("sdtt", "mcdlm"): "MCDLM+SDTT",
     ("sdtt", "mcdlm-pplopt"): "MCDLM-PPLOptimized+SDTT",
@@ -27,7 +27,7 @@ class Section:
     judge: str
     protocol: str
     length: int
-    rows: list[Row]
+    rows: list[ResultRow]
 
     @property
     def title(self) -> str:
@@ -37,19 +37,31 @@ class Section:
     def slug(self) -> str:
         return "".join(c if c.isalnum() else "-" for c in f"{self.judge}-{self.protocol}-{self.length}").strip("-")
 
-    def note(self, rows: Sequence[Row]) -> str:
+    def note(self, rows: Sequence[ResultRow]) -> str:
         """What is behind the numbers of these rows."""
         counts = sorted({row["num_samples"] for row in rows})
         texts = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        few = "" if counts[0] >= ROBUST else ", which are few"
+        few = "" if counts[0] >= ROBUST_SAMPLES else ", which are few"
         return f"{texts} texts of {self.length} tokens a cell{few}, judged by {self.judge}."
 
 
-def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
+def read_sections(folders: Iterable[Path]) -> tuple[list[Section], list[ResultRow]]:
     """Sections of judged rows, and the rows that have no judge. Of one cell, the row with the most texts counts."""
-    cells: dict[str, Row] = {}
+    cells: dict[str, ResultRow] = {}
     for row in (row for folder in folders for row in read_rows(folder)):
-        same = ("task", "model", "hash", "length", "seed", "dtype", "set", "sampling", "clamp", "judge", "protocol")
+        same = (
+            "task",
+            "model",
+            "model_hash",
+            "max_length",
+            "seed",
+            "dtype",
+            "dataset",
+            "sampling",
+            "clamp",
+            "judge",
+            "protocol",
+        )
         key = json.dumps([row.get(part) for part in same], sort_keys=True)
         if key not in cells or row["num_samples"] >= cells[key]["num_samples"]:
             cells[key] = row
@@ -59,18 +71,18 @@ def gather(folders: Iterable[Path]) -> tuple[list[Section], list[Row]]:
     _one_vocabulary(rows)
     _one_judge(rows)
     _one_meaning(rows)
-    sections: dict[tuple[str, str, int], list[Row]] = {}
+    sections: dict[tuple[str, str, int], list[ResultRow]] = {}
     for row in rows:
         if "ppl" in row:
-            sections.setdefault((row["judge"], row["protocol"], row["length"]), []).append(row)
+            sections.setdefault((row["judge"], row["protocol"], row["max_length"]), []).append(row)
     return [Section(*key, rows=found) for key, found in sections.items()], [row for row in rows if "ppl" not in row]
 
 
-def _one_vocabulary(rows: Iterable[Row]) -> None:
+def _one_vocabulary(rows: Iterable[ResultRow]) -> None:
     """The entropy of a text is that of its model's own tokens: with another vocabulary it is another number."""
     seen: dict[int, list[str]] = {}
     for row in rows:
-        names = seen.setdefault(row["vocab"], [])
+        names = seen.setdefault(row["vocab_size"], [])
         if row["model"] not in names:
             names.append(row["model"])
     if len(seen) > 1:
@@ -81,9 +93,9 @@ def _one_vocabulary(rows: Iterable[Row]) -> None:
         )
 
 
-def _one_judge(rows: Iterable[Row]) -> None:
+def _one_judge(rows: Iterable[ResultRow]) -> None:
     """A judge that was trained again under its old name is another judge."""
-    seen: dict[str, Row] = {}
+    seen: dict[str, ResultRow] = {}
     for row in (row for row in rows if "judge_hash" in row):
         other = seen.setdefault(row["judge"], row)
         if other["judge_hash"] != row["judge_hash"]:
@@ -94,14 +106,14 @@ def _one_judge(rows: Iterable[Row]) -> None:
             )
 
 
-def _one_meaning(rows: Iterable[Row]) -> None:
+def _one_meaning(rows: Iterable[ResultRow]) -> None:
     """A label stands for one model, drawn in one way: else one number would silently hide another."""
-    seen: dict[str, Row] = {}
+    seen: dict[str, ResultRow] = {}
     for row in rows:
-        judged = ("judge", "protocol", "length") if "ppl" in row else ()
-        place = ("task", "model", "set", "sampling", "clamp", *judged)
+        judged = ("judge", "protocol", "max_length") if "ppl" in row else ()
+        place = ("task", "model", "dataset", "sampling", "clamp", *judged)
         other = seen.setdefault(json.dumps([row.get(part) for part in place], sort_keys=True), row)
-        for part in ("hash", "length", "seed", "dtype"):
+        for part in ("model_hash", "max_length", "seed", "dtype"):
             if other.get(part) != row.get(part):
                 raise ValueError(
                     f"{row['model']} stands for two things, with the {part} {other.get(part)} and {row.get(part)}; "
@@ -109,107 +121,106 @@ def _one_meaning(rows: Iterable[Row]) -> None:
                 )
 
 
-def unconditional(rows: Sequence[Row], precision: str = "fp64") -> list[Row]:
-    """Texts from nothing, drawn in that precision."""
+CONTROLS = {"temperature": "T", "top_p": "top-p", "top_k": "top-k"}
+"""Settings that sharpen what a model predicts, and how tables call them: along these a model has a frontier."""
+
+
+def unconditional_rows(rows: Sequence[ResultRow], precision: str = "fp64") -> list[ResultRow]:
+    """Unconditional samples drawn in that precision."""
     return [row for row in rows if row["task"] == "unconditional" and row["sampling"]["precision"] == precision]
 
 
-def plain(rows: Sequence[Row]) -> list[Row]:
-    """Without temperature or top-p."""
-    return [row for row in rows if control(row) == "plain"]
+def uncontrolled(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Without temperature, top-p or top-k."""
+    return [row for row in rows if control_label(row) == "plain"]
 
 
-def control(row: Row) -> str:
-    """How the predicted law is sharpened."""
-    how = row["sampling"]
-    parts = [f"T {how['temperature']:g}"] if how["temperature"] != 1 else []
-    parts += [f"top-p {how['top_p']:g}"] if how["top_p"] != 1 else []
-    parts += [f"top-k {how['top_k']}"] if how["top_k"] else []
-    return ", ".join(parts) or "plain"
+def control_label(row: ResultRow) -> str:
+    """How the predicted distribution is sharpened."""
+    values = {name: row["sampling"][name] for name in CONTROLS}
+    labels = [f"{CONTROLS[name]} {value:g}" for name, value in values.items() if value != DEFAULTS[name]]
+    return ", ".join(labels) or "plain"
 
 
-def name(row: Row) -> str:
-    """The model with its sampler, where that is not the ancestral one."""
-    words = [_in_words(setting, row["sampling"][setting]) for setting in _shown(row)]
+def display_name(row: ResultRow) -> str:
+    """The model, with its sampler where that is not the plain ancestral one."""
+    words = [_setting_in_words(name, value) for name, value in _other_sampler(row).items()]
     words += ["clamped"] if row.get("clamp") else []
     words += ["the judge itself"] if row.get("own_judge") else []
     return row["model"] + (f" ({', '.join(words)})" if words else "")
 
 
-def _shown(row: Row) -> list[str]:
-    """The settings that make another sampler than the ancestral one: all but the steps, precision and controls."""
-    how, known = row["sampling"], METHODS.get(method(row))
-    usual = known.posterior if known is not None and row["process"] != "masked" else "plug-in"
-    apart = ("sampler", "steps", "precision", "temperature", "top_k", "top_p", "block_length")
-    return [
-        setting
-        for setting in SPECS
-        if (setting not in apart and how[setting] != (usual if setting == "posterior" else DEFAULTS[setting]))
-        or (setting == "eta" and how["corrector"] != "none")
-    ]
+def _other_sampler(row: ResultRow) -> dict[str, object]:
+    """The settings that make another sampler than the ancestral one.
+
+    Steps, precision and controls have places of their own in the tables, and eta says nothing without a corrector.
+    """
+    settings = Settings(**row["sampling"])
+    method = METHODS.get(method_slug(row))
+    usual = {**DEFAULTS, "sampler": implied_sampler(settings), "posterior": method.posterior if method else "plug-in"}
+    elsewhere = ("steps", "precision", "block_length", *CONTROLS)
+    shown = {name: value for name, value in row["sampling"].items() if name not in elsewhere and value != usual[name]}
+    if settings.corrector != "none":
+        shown["eta"] = settings.eta
+    return {name: shown[name] for name in SPECS if name in shown}
 
 
-def _in_words(setting: str, value: object) -> str:
-    if setting == "final_step":
+def _setting_in_words(name: str, value: object) -> str:
+    if name == "final_step":
         return "greedy" if value == "argmax" else "final step sampled"
-    if setting == "step_size":
-        return f"{value} steps"
-    return (
-        str(value)
-        if SPECS[setting].choices or setting in ("order", "timesteps")
-        else f"{setting.replace('_', '-')} {value:g}"
-    )
+    if isinstance(value, str):
+        return {"step_size": f"{value} step sizes", "sampler": f"{value} sampler"}.get(name, value)
+    return f"{name.replace('_', '-')} {value:g}"
 
 
-def method(row: Row) -> str:
-    """By the name that the table of methods has for it, without its choices."""
+def method_slug(row: ResultRow) -> str:
+    """The key of its method in the table of methods, without choices."""
     return _slug(row.get("training") or {})
 
 
-def stem(label: str) -> str:
+def without_seed(label: str) -> str:
     """A name without the seed of its run: `NAME, seed N` is another run of NAME."""
     return re.sub(r", seed \d+", "", label)
 
 
-def canonical(row: Row) -> str:
+def paper_name(row: ResultRow) -> str:
     """What the paper calls it; the label itself where its folder does not say how it was trained."""
-    own, parent = method(row), _slug((row.get("training") or {}).get("from") or {})
-    found = KNOWN.get((own, parent)) or (METHODS[own].name if own in METHODS else row["model"])
+    own, parent = method_slug(row), _slug((row.get("training") or {}).get("from") or {})
+    found = DISTILLED_NAMES.get((own, parent)) or (METHODS[own].name if own in METHODS else row["model"])
     return f"{found} (greedy)" if row.get("sampling", {}).get("final_step") == "argmax" else found
 
 
-def choices(row: Row) -> dict[str, str] | None:
+def cdlm_choices(row: ResultRow) -> dict[str, str] | None:
     """What a CDLM run changes of its method; None if it is no CDLM run."""
-    if method(row) not in ("mcdlm", "mcdlm-pplopt", "ucdlm"):
+    if method_slug(row) not in ("mcdlm", "mcdlm-pplopt", "ucdlm"):
         return None
     return split_method(row["training"]["method"])[1]
 
 
-def schooling(row: Row) -> tuple[str, str]:
+def training_steps(row: ResultRow) -> tuple[str, str]:
     """Steps of training, and of distillation after it."""
-    trained = row.get("training") or {}
-    base = trained.get("from")
-    if not trained:
+    training = row.get("training") or {}
+    base = training.get("from")
+    if not training:
         return "", ""
-    if base and not distilled(row):
-        return f"{_thousands(base['steps'])} + {_thousands(trained['steps'])}", "0"
-    return (_thousands((base or trained)["steps"]), _thousands(trained["steps"]) if base else "0")
+    if base and not is_distilled(row):
+        return f"{_thousands(base['steps'])} + {_thousands(training['steps'])}", "0"
+    return (_thousands((base or training)["steps"]), _thousands(training["steps"]) if base else "0")
 
 
-def steps(row: Row) -> int | None:
+def num_steps(row: ResultRow) -> int | None:
     """Denoising steps; None for a model without any, which stands in the last column."""
-    how = row["sampling"]
-    return None if row["process"] == "none" else how["steps"] or round(row["nfe"])
+    return None if row["process"] == "none" else row["sampling"]["steps"] or round(row["nfe"])
 
 
-def distilled(row: Row) -> bool:
+def is_distilled(row: ResultRow) -> bool:
     """By a method that needs a trained model; others may start from one."""
-    found = METHODS.get(method(row))
-    return bool(found and found.starts_from)
+    method = METHODS.get(method_slug(row))
+    return bool(method and method.starts_from)
 
 
-def _slug(trained: Row) -> str:
-    spec = str(trained.get("method", ""))
+def _slug(training: ResultRow) -> str:
+    spec = str(training.get("method", ""))
     with contextlib.suppress(ValueError):
         return split_method(spec)[0].removesuffix(SEARCH)
     return spec.partition(":")[0]

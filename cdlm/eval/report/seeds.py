@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from cdlm.eval.report.frontier import Point
-from cdlm.eval.report.rows import stem
+from cdlm.eval.report.rows import without_seed
 from cdlm.extras import require
 from cdlm.metrics.gen_ppl import Interval
 
 
 @dataclasses.dataclass(frozen=True)
-class Runs:
+class SeedRuns:
     """The runs of one method at one number of steps."""
 
     steps: int
@@ -33,26 +33,26 @@ class Runs:
         return math.exp(float(np.mean(np.log(self.ppls))))
 
 
-def over_seeds(found: Sequence[Point], baseline: str) -> list[Runs]:
+def compare_seeds(found: Sequence[Point], baseline: str) -> list[SeedRuns]:
     """Every method with at least two runs, beside the baseline's runs, at the steps where the baseline has two."""
-    baseline = stem(baseline)
+    baseline = without_seed(baseline)
     plain = [p for p in found if p.control == "plain" and p.steps]
     rows = []
     for steps in sorted({p.steps or 0 for p in plain}):
         groups: dict[str, list[Point]] = {}
         for point in (p for p in plain if p.steps == steps):
-            groups.setdefault(stem(point.name), []).append(point)
+            groups.setdefault(without_seed(point.name), []).append(point)
         logs = {name: [float(p.log_ppl[0]) for p in own] for name, own in groups.items() if len(own) > 1}
         if baseline not in logs:
             continue
         for name in sorted(logs, key=lambda name: name != baseline):
-            ratio = None if name == baseline else welch(logs[name], logs[baseline])
+            ratio = None if name == baseline else welch_interval(logs[name], logs[baseline])
             entropy = float(np.mean([p.entropy[0] for p in groups[name]]))
-            rows.append(Runs(steps, name, tuple(map(math.exp, logs[name])), entropy, baseline, ratio))
+            rows.append(SeedRuns(steps, name, tuple(map(math.exp, logs[name])), entropy, baseline, ratio))
     return rows
 
 
-def welch(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """exp of the difference of two means, with its 95 % interval for samples of unequal spread."""
     stats = require("scipy.stats", "eval", "an interval over seeds", "scipy")
     found = stats.ttest_ind(ours, theirs, equal_var=False)

@@ -10,9 +10,19 @@ from rich.console import Console
 
 from cdlm.eval.config import ReportConfig
 from cdlm.eval.report import figures
-from cdlm.eval.report.frontier import Match, Point, Span, Speed, baseline_of, matched, points, spans, speeds
+from cdlm.eval.report.frontier import (
+    FrontierRatio,
+    Match,
+    Point,
+    StepsToMatch,
+    choose_baseline,
+    compare_frontiers,
+    frontier_points,
+    match_entropies,
+    steps_to_match,
+)
 from cdlm.eval.report.layouts import (
-    Style,
+    TableStyle,
     ablation_tables,
     conditional_tables,
     consistency_table,
@@ -20,16 +30,16 @@ from cdlm.eval.report.layouts import (
     likelihood_table,
     unconditional_tables,
 )
-from cdlm.eval.report.rows import Section, gather, name, plain, unconditional
-from cdlm.eval.report.seeds import Runs, over_seeds
-from cdlm.eval.report.sheet import Entry, Line, Sheet
-from cdlm.eval.results import Row
+from cdlm.eval.report.rows import Section, display_name, read_sections, unconditional_rows, uncontrolled
+from cdlm.eval.report.seeds import SeedRuns, compare_seeds
+from cdlm.eval.report.tables import ReportTable, TableCell, TableRow
+from cdlm.eval.results import ResultRow
 from cdlm.metrics.gen_ppl import Interval
 
 PAPER_LENGTH, PAPER_THRESHOLD, BELOW_DATA = 1024, 5.0, 0.44
 """The paper stars entropies below 5 at 1024 tokens, which is 0.44 nats below those of people (5.44)."""
 
-KEY = (
+HOW_TO_READ = (
     "How to read this. *Perplexity* is that of the texts under the judge named in each heading, lower is better; "
     "*entropy* that of each text's own tokens in nats, and a low one means repetition. *Plain* is without control; "
     "*T* a temperature, *top-p* the share of the law drawn from. *Steps* are denoising steps, *NFE* evaluations of the "
@@ -43,36 +53,42 @@ KEY = (
 def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     """Everything that the rows allow."""
     console = console or Console()
-    sections, rest = gather(config.results)
-    names = dict.fromkeys(name(row) for section in sections for row in unconditional(section.rows))
+    sections, rest = read_sections(config.results)
+    names = dict.fromkeys(display_name(row) for section in sections for row in unconditional_rows(section.rows))
     if config.baseline is not None and config.baseline not in names:
         raise ValueError(f"there is no model {config.baseline!r} to compare with; there are: {', '.join(names)}")
-    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", "", KEY, ""]
-    data: dict[str, list[Row]] = {"matched": [], "frontiers": [], "seeds": [], "speed-ups": []}
+    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", "", HOW_TO_READ, ""]
+    data: dict[str, list[ResultRow]] = {"matched": [], "frontiers": [], "seeds": [], "speed-ups": []}
     pictures = config.out / "figures"
     if config.moons is not None:
         pictures.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config.moons / "moons.png", pictures / "moons.png")
         page += ["## Figure 1. Two moons", "", "![two moons](figures/moons.png)", ""]
     for section in sections:
-        style = Style(_threshold(section, config), config.compare == "paper")
+        style = TableStyle(_star_threshold(section, config), config.compare == "paper")
         page += [f"## {section.title}", ""]
-        for sheet in [
+        for table in [
             *unconditional_tables(section, style),
             *conditional_tables(section, style),
             *ablation_tables(section, style, rest),
         ]:
-            page += _put(sheet, config.out)
-        found = points(section)
-        page += _figure(figures.bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps")
-        page += _figure(figures.curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy")
-        baseline = baseline_of(section, config.baseline)
+            page += _write_table(table, config.out)
+        found = frontier_points(section)
+        page += _figure_lines(
+            figures.plot_bars(section, pictures / f"bars-{section.slug}.png"), "Figure 2. Perplexity over steps"
+        )
+        page += _figure_lines(
+            figures.plot_curves(section, pictures / f"curves-{section.slug}.png"), "Perplexity and entropy"
+        )
+        baseline = choose_baseline(section, config.baseline)
         if baseline is not None:
-            page += _frontier(section, found, baseline, config, data)
+            page += _frontier_page(section, found, baseline, config, data)
     page += ["## Without a judge", ""] if rest else []
     for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
-        page += _put(other, config.out) if other else []
-    page += _figure(figures.reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge")
+        page += _write_table(other, config.out) if other else []
+    page += _figure_lines(
+        figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge"
+    )
     config.out.mkdir(parents=True, exist_ok=True)
     (config.out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
     path = config.out / "report.md"
@@ -82,22 +98,22 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     return path
 
 
-def _frontier(
-    section: Section, found: list[Point], baseline: str, config: ReportConfig, data: dict[str, list[Row]]
+def _frontier_page(
+    section: Section, found: list[Point], baseline: str, config: ReportConfig, data: dict[str, list[ResultRow]]
 ) -> list[str]:
     """The picture, the two tables at matched entropy, the seeds and the speed-ups."""
-    drawn = figures.frontiers(found, section, config.out / "figures" / f"frontier-{section.slug}.png")
-    page = _figure(drawn, "Perplexity against entropy")
-    matches, ranges = matched(found, baseline), spans(found, baseline)
-    rivals = [row for row in plain(unconditional(section.rows)) if row["process"] == "none"]
-    causal = [name(row) for row in rivals if not row.get("own_judge")]
-    faster = speeds(found, list(dict.fromkeys([*causal, baseline])))
-    again = over_seeds(found, baseline)
-    page += _put(_matched_sheet(matches, section), config.out) if matches else []
+    drawn = figures.plot_frontiers(found, section, config.out / "figures" / f"frontier-{section.slug}.png")
+    page = _figure_lines(drawn, "Perplexity against entropy")
+    matches, ranges = match_entropies(found, baseline), compare_frontiers(found, baseline)
+    rivals = [row for row in uncontrolled(unconditional_rows(section.rows)) if row["process"] == "none"]
+    causal = [display_name(row) for row in rivals if not row.get("own_judge")]
+    faster = steps_to_match(found, list(dict.fromkeys([*causal, baseline])))
+    again = compare_seeds(found, baseline)
+    page += _write_table(_matched_table(matches, section), config.out) if matches else []
     page += _advice(matches, baseline, bool(again))
-    page += _put(_span_sheet(ranges, section), config.out) if ranges else []
-    page += _put(_seeds_sheet(again, section), config.out) if again else []
-    page += _put(_speed_sheet(faster, section), config.out) if faster else []
+    page += _write_table(_frontier_table(ranges, section), config.out) if ranges else []
+    page += _write_table(_seeds_table(again, section), config.out) if again else []
+    page += _write_table(_speed_table(faster, section), config.out) if faster else []
     for kind, rows in (("matched", matches), ("frontiers", ranges), ("seeds", again), ("speed-ups", faster)):
         data[kind] += [{"section": section.title, **dataclasses.asdict(row)} for row in rows]
     return page
@@ -122,13 +138,13 @@ def _advice(rows: list[Match], baseline: str, seeds: bool) -> list[str]:
     return page
 
 
-def _matched_sheet(rows: list[Match], section: Section) -> Sheet:
+def _matched_table(rows: list[Match], section: Section) -> ReportTable:
     heads = ("Steps", "Model", "Control", "Entropy", "Perplexity", f"{rows[0].baseline} there", "Ratio [95 %]")
     lines = []
     for row in rows:
         there = "beyond its frontier" if row.baseline_ppl is None else f"{row.baseline_ppl:.1f}"
-        cells = [row.name, row.control, f"{row.entropy:.2f}", f"{row.ppl:.1f}", there, _bracket(row.ratio)]
-        lines.append(Line(str(row.steps), tuple(map(Entry, cells))))
+        cells = [row.name, row.control, f"{row.entropy:.2f}", f"{row.ppl:.1f}", there, _interval_text(row.ratio)]
+        lines.append(TableRow(str(row.steps), tuple(map(TableCell, cells))))
     base = rows[0].baseline
     own = [abs(math.log(row.ratio.value)) for row in rows if row.name == base and row.ratio]
     error = f", here up to {math.expm1(max(own)):.0%}" if own else ""
@@ -136,18 +152,21 @@ def _matched_sheet(rows: list[Match], section: Section) -> Sheet:
         f"Each model without control beside the best control (temperature or top-p) of {base} at the same entropy and "
         "steps: a ratio below 1 is a gain that sharpening does not explain, if it exceeds the error of interpolation"
         f"{error}. That error is what the cells of {base} itself show beside the line through its others. "
-        f"{section.note(unconditional(section.rows))} Intervals from paired resamples of the texts, without "
+        f"{section.note(unconditional_rows(section.rows))} Intervals from paired resamples of the texts, without "
         "those in which the frontier does not reach so far."
     )
-    return Sheet(
+    return ReportTable(
         f"matched-{section.slug}", "At matched entropy", caption, (tuple((h, 1) for h in heads),), tuple(lines)
     )
 
 
-def _span_sheet(rows: list[Span], section: Section) -> Sheet:
+def _frontier_table(rows: list[FrontierRatio], section: Section) -> ReportTable:
     heads = ("Steps", "Model", "Entropies", f"Ratio to {rows[0].baseline} [95 %]")
     lines = [
-        Line(str(r.steps), (Entry(r.name), Entry(f"{r.low:.2f} to {r.high:.2f}"), Entry(_bracket(r.ratio))))
+        TableRow(
+            str(r.steps),
+            (TableCell(r.name), TableCell(f"{r.low:.2f} to {r.high:.2f}"), TableCell(_interval_text(r.ratio))),
+        )
         for r in rows
     ]
     caption = (
@@ -155,20 +174,20 @@ def _span_sheet(rows: list[Span], section: Section) -> Sheet:
         "temperatures and top-p beside top-p."
     )
     heads_ = (tuple((h, 1) for h in heads),)
-    return Sheet(f"frontiers-{section.slug}", "Frontier against frontier", caption, heads_, tuple(lines))
+    return ReportTable(f"frontiers-{section.slug}", "Frontier against frontier", caption, heads_, tuple(lines))
 
 
-def _seeds_sheet(rows: list[Runs], section: Section) -> Sheet:
+def _seeds_table(rows: list[SeedRuns], section: Section) -> ReportTable:
     heads = ("Steps", "Model", "Perplexity of each run", "Their mean", "Entropy", f"Ratio to {rows[0].baseline} [95 %]")
     lines = []
     for row in rows:
         cells = (row.name, ", ".join(f"{ppl:.1f}" for ppl in row.ppls), f"{row.ppl:.1f}", f"{row.entropy:.2f}")
-        lines.append(Line(str(row.steps), tuple(map(Entry, (*cells, _bracket(row.ratio))))))
+        lines.append(TableRow(str(row.steps), tuple(map(TableCell, (*cells, _interval_text(row.ratio))))))
     caption = "Runs of other seeds: geometric means, and Welch's interval over the runs, not over their texts."
-    return Sheet(f"seeds-{section.slug}", "Over seeds", caption, (tuple((h, 1) for h in heads),), tuple(lines))
+    return ReportTable(f"seeds-{section.slug}", "Over seeds", caption, (tuple((h, 1) for h in heads),), tuple(lines))
 
 
-def _speed_sheet(rows: list[Speed], section: Section) -> Sheet:
+def _speed_table(rows: list[StepsToMatch], section: Section) -> ReportTable:
     heads = ("Model", "Target (perplexity)", "Steps needed [95 %]", "Evaluations saved", "Entropy there", "Target's")
     lines = []
     for row in rows:
@@ -180,16 +199,16 @@ def _speed_sheet(rows: list[Speed], section: Section) -> Sheet:
             needed = f"{least}{row.steps.value:.3g} [{row.steps.low:.3g}, {high}]"
             saved, there = f"{row.factor:.3g} x", f"{row.entropy:.2f}"
         cells = (f"{at} ({row.target_ppl:.1f})", needed, saved, there, f"{row.target_entropy:.2f}")
-        lines.append(Line(row.name, tuple(map(Entry, cells))))
+        lines.append(TableRow(row.name, tuple(map(TableCell, cells))))
     caption = (
         "Steps at which a model reaches the target's perplexity at its most steps, log-log linear between those "
         "measured. At a lower entropy than the target's the comparison flatters: see the tables at matched entropy."
     )
     heads_ = (tuple((h, 1) for h in heads),)
-    return Sheet(f"speed-{section.slug}", "Steps needed to match", caption, heads_, tuple(lines))
+    return ReportTable(f"speed-{section.slug}", "Steps needed to match", caption, heads_, tuple(lines))
 
 
-def _threshold(section: Section, config: ReportConfig) -> float | None:
+def _star_threshold(section: Section, config: ReportConfig) -> float | None:
     if config.threshold is not None:
         return config.threshold
     if section.length == PAPER_LENGTH:
@@ -198,20 +217,20 @@ def _threshold(section: Section, config: ReportConfig) -> float | None:
     return human[0] - BELOW_DATA if human else None
 
 
-def _put(sheet: Sheet, out: Path) -> list[str]:
+def _write_table(table: ReportTable, out: Path) -> list[str]:
     """Write a table in its three forms; returns its lines for the page."""
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    text = sheet.markdown()
-    (folder / f"{sheet.slug}.md").write_text(text)
-    (folder / f"{sheet.slug}.tex").write_text(sheet.latex())
-    sheet.picture(folder / f"{sheet.slug}.png")
+    text = table.markdown()
+    (folder / f"{table.slug}.md").write_text(text)
+    (folder / f"{table.slug}.tex").write_text(table.latex())
+    table.picture(folder / f"{table.slug}.png")
     return [text]
 
 
-def _figure(path: Path | None, caption: str) -> list[str]:
+def _figure_lines(path: Path | None, caption: str) -> list[str]:
     return [f"**{caption}**", "", f"![{caption}](figures/{path.name})", ""] if path else []
 
 
-def _bracket(found: Interval | None) -> str:
+def _interval_text(found: Interval | None) -> str:
     return "" if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"

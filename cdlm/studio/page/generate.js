@@ -18,6 +18,7 @@ export async function startGenerate(models, limits, properties) {
   $("two-columns").checked = models.length > 1;
   $("length").max = limits.max_length;
   pair($("seed-slider"), $("seed"));
+  let preparing = false; // between the click and the requests
   const form = new SettingsForm(properties, () => active().map((column) => column.model), limits, refresh);
   drawLegend();
   await form.update();
@@ -82,7 +83,10 @@ export async function startGenerate(models, limits, properties) {
   /** Generate in some columns at once; `expectedSteps` holds where the server does not know the number of steps. */
   async function run(chosen, path, body, expectedSteps) {
     announce("Generating …");
-    await form.update();
+    preparing = true;
+    refresh();
+    await form.running; // the settings may have changed a moment ago
+    preparing = false;
     if (matchMedia("(max-width: 60rem)").matches) $("stage").scrollIntoView({ block: "start" });
     const runs = chosen.map((column) => {
       const { model } = column;
@@ -98,7 +102,7 @@ export async function startGenerate(models, limits, properties) {
 
   function refresh() {
     const chosen = active().map((column) => column.model);
-    const busy = columns.some((column) => column.busy);
+    const busy = preparing || columns.some((column) => column.busy);
     const infill = BLANK.test($("prompt").value);
     columns[1].root.hidden = !$("two-columns").checked;
     $("columns").classList.toggle("two", $("two-columns").checked);

@@ -1,10 +1,12 @@
 """Result rows with known numbers."""
 
+import dataclasses
 import math
 import random
 from typing import Any
 
-from cdlm.sample.settings import Sampling
+from cdlm.methods import METHODS
+from cdlm.sample.settings import SPECS, resolve
 
 SHARPER = {"T 0.7": 0.5, "T 0.8": 0.34, "T 0.9": 0.17, "plain": 0.0, "top-p 0.9": 0.4, "top-p 0.8": 0.8}
 """How much entropy each control costs."""
@@ -28,21 +30,24 @@ def row(
     draw = random.Random(1)
     ups = [draw.gauss(0, noise) for _ in range(num)]
     ups = [x - sum(ups) / num for x in ups]
-    how: dict[str, Any] = {"steps": steps, **{key: more.pop(key) for key in ("precision", "tail") if key in more}}
+    given: dict[str, Any] = {"steps": steps, **{name: more.pop(name) for name in SPECS if name in more}}
     kind, _, value = control.rpartition(" ")
-    how |= {"temperature": float(value)} if kind == "T" else {"top_p": float(value)} if kind == "top-p" else {}
-    trained = {"method": method, "steps": 1000, "from": base} if method else {}
+    given |= {"temperature": float(value)} if kind == "T" else {"top_p": float(value)} if kind == "top-p" else {}
+    known = METHODS.get((method or "").partition(":")[0])
+    settings = resolve(given, None if process == "none" else "any", known.posterior if known else "plug-in")
+    training = {"method": method, "steps": 1000, "from": base} if method else {}
     return {
         "task": task,
         "model": model,
-        "hash": model,
-        "trained": trained,
+        "model_hash": model,
+        "training": training,
         "process": process,
-        "vocab": 50257,
-        "length": 1024,
+        "format": 2,
+        "vocab_size": 50257,
+        "max_length": 1024,
         "seed": 0,
-        "num": num,
-        "sampling": vars(Sampling(**how)),
+        "num_samples": num,
+        "sampling": dataclasses.asdict(settings),
         "nfe": float(steps or 1023),
         "judge": "gpt2-large",
         "protocol": "robust",
@@ -50,12 +55,12 @@ def row(
         "ppl_interval": [ppl * 0.9, ppl * 1.1],
         "entropy": entropy,
         "entropy_interval": [entropy - 0.1, entropy + 0.1],
-        "per_text": {
+        "per_sample": {
             "nats": [1000 * (math.log(ppl) + x) for x in ups],
             "tokens": [1000] * num,
             "entropy": [entropy + x for x in ups],
         },
-        "key": repr((model, steps, control, task, how, more)),
+        "key": repr((model, steps, control, task, given, more)),
         **more,
     }
 

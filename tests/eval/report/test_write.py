@@ -24,16 +24,23 @@ def folder(tmp_path: Path, rows: list[dict], name: str = "results") -> Path:  # 
 def test_a_report_has_every_table_and_figure_that_its_rows_allow(tmp_path: Path) -> None:
     rows = [cell for n in (8, 32) for cell in sweep("MDLM", n)]
     rows += [cell for n in (8, 32) for cell in sweep("MCDLM", n, gain=0.8, method="mcdlm")]
-    rows += [row("UCDLM", n, 200.0, process="uniform", method="ucdlm", tail="argmax") for n in (8, 32)]
+    rows += [row("UCDLM", n, 200.0, process="uniform", method="ucdlm", final_step="argmax") for n in (8, 32)]
     rows += [row("AR", None, 150.0, 5.4, process="none", method="ar")]
     rows += [row("MDLM", n, 90.0, precision="naive-fp32") for n in (8, 32)]
-    nelbo = {"nelbo": 3.0, "nelbo_interval": [2.9, 3.1], "nelbo_ppl": 20.1, "times": 16, "exact": False, "set": "ptb"}
+    nelbo = {
+        "nelbo": 3.0,
+        "nelbo_interval": [2.9, 3.1],
+        "nelbo_ppl": 20.1,
+        "likelihood_samples": 16,
+        "exact": False,
+        "dataset": "ptb",
+    }
     likelihood = {key: value for key, value in row("MDLM", key="l").items() if not key.startswith("ppl")}
     rows.append({**likelihood, "task": "likelihood", **nelbo})
     curve = {"count": [500, 500], "before": [0.1, 0.5], "after": [0.2, 0.4]}
     pairs = [{"t": 0.5, "s": 0.25, "reliability": curve, "reliability_error": 0.1}]
     pairs[0] |= {"own_chain_tv": 0.02, "own_chain_floor": 0.01}
-    rows.append({**likelihood, "task": "consistency", "key": "c", "set": "ptb", "pairs": pairs})
+    rows.append({**likelihood, "task": "consistency", "key": "c", "dataset": "ptb", "pairs": pairs})
     path = write_report(ReportConfig((folder(tmp_path, rows),), tmp_path / "report", "paper"), QUIET)
     page = path.read_text()
     for part in ("Table 1.", "Table 2.", "Table 7.", "UCDLM (greedy)", "At matched entropy", "Frontier against"):
@@ -60,7 +67,7 @@ def test_stars_follow_the_length_the_people_or_the_user(tmp_path: Path) -> None:
 
     low = [row("A", 8, 50.0, 4.6), row("B", 8, 60.0, 5.5)]
     assert starred(low)  # 1024 tokens: the paper's 5
-    short = [{**one, "length": 256} for one in low]
+    short = [{**one, "max_length": 256} for one in low]
     assert not starred(short)
     assert starred(short, threshold=4.7)
     assert starred([{**one, "reference_entropy": 5.1} for one in short])

@@ -9,7 +9,7 @@ from cdlm.train.plot import canvas
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TableCell:
     """One cell: its text, how it ranks in its column, and a star for an entropy below the threshold."""
 
     text: str = ""
@@ -18,24 +18,24 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class TableRow:
     """A row of the table; without entries it is the heading of those that follow."""
 
     name: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[TableCell, ...] = ()
     quoted: bool = False
     """Numbers of somebody else, such as the paper's."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Sheet:
+class ReportTable:
     """A table: head rows as (text, columns that it spans), then lines."""
 
     slug: str
     title: str
     caption: str
     heads: tuple[tuple[tuple[str, int], ...], ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
 
     def markdown(self) -> str:
         """For a page."""
@@ -50,7 +50,9 @@ class Sheet:
                 out.append(f"| *{line.name}* |" + " |" * (width - 1))
                 continue
             title = f"*{line.name}*" if line.quoted else line.name
-            out.append("| " + " | ".join([title, *(_markdown(entry, line.quoted) for entry in line.entries)]) + " |")
+            out.append(
+                "| " + " | ".join([title, *(_markdown_cell(entry, line.quoted) for entry in line.entries)]) + " |"
+            )
         return "\n".join([*out, "", self.caption, ""])
 
     def latex(self) -> str:
@@ -59,17 +61,21 @@ class Sheet:
         out = [r"\begin{table}[t]", r"\centering", r"\scriptsize", rf"\begin{{tabular}}{{l*{{{width - 1}}}{{c}}}}"]
         out.append(r"\toprule")
         for head in self.heads:
-            cells = [_spanned(rf"\textbf{{{_escape(text)}}}" if text else "", span) for text, span in head]
+            cells = [_latex_span(rf"\textbf{{{_escape_latex(text)}}}" if text else "", span) for text, span in head]
             out.append(" & ".join(cells) + r" \\")
         out.append(r"\midrule")
         for number, line in enumerate(self.lines):
             if not line.entries:
                 rule = [] if number == 0 else [r"\midrule"]
-                out += [*rule, rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_escape(line.name)}}}}} \\", r"\midrule"]
+                out += [
+                    *rule,
+                    rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_escape_latex(line.name)}}}}} \\",
+                    r"\midrule",
+                ]
                 continue
-            title = rf"\textit{{{_escape(line.name)}}}" if line.quoted else _escape(line.name)
-            out.append(" & ".join([title, *(_latex(entry, line.quoted) for entry in line.entries)]) + r" \\")
-        caption = _escape(f"{re.sub(r'^Table [0-9]+[.,] ', '', self.title)}. {self.caption}")
+            title = rf"\textit{{{_escape_latex(line.name)}}}" if line.quoted else _escape_latex(line.name)
+            out.append(" & ".join([title, *(_latex_cell(entry, line.quoted) for entry in line.entries)]) + r" \\")
+        caption = _escape_latex(f"{re.sub(r'^Table [0-9]+[.,] ', '', self.title)}. {self.caption}")
         out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{self.slug}}}"]
         return "\n".join([*out, r"\end{table}", ""])
 
@@ -121,7 +127,7 @@ class Sheet:
         return path
 
 
-def ranked(values: list[float | None], digits: int = 1, smaller: bool = True) -> list[Literal[0, 1, 2]]:
+def rank_column(values: list[float | None], digits: int = 1, smaller: bool = True) -> list[Literal[0, 1, 2]]:
     """Best and second best of a column; numbers that print alike share a rank, and a lone one has none."""
     shown = [None if value is None else round(value, digits) for value in values]
     there = sorted({value for value in shown if value is not None}, reverse=not smaller)
@@ -131,15 +137,15 @@ def ranked(values: list[float | None], digits: int = 1, smaller: bool = True) ->
     return [0 if value is None else 1 if value == first else 2 if value == second else 0 for value in shown]
 
 
-def _markdown(entry: Entry, quoted: bool) -> str:
+def _markdown_cell(entry: TableCell, quoted: bool) -> str:
     text = entry.text + ("\\*" if entry.star else "")
     if quoted:
         return f"*{text}*" if text else ""
     return {0: text, 1: f"**{text}**", 2: f"<u>{text}</u>"}[entry.rank]
 
 
-def _latex(entry: Entry, quoted: bool) -> str:
-    text = _escape(entry.text) + ("$^{*}$" if entry.star else "")
+def _latex_cell(entry: TableCell, quoted: bool) -> str:
+    text = _escape_latex(entry.text) + ("$^{*}$" if entry.star else "")
     if quoted:
         return rf"\textit{{{text}}}" if text else ""
     return {0: text, 1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}[entry.rank]
@@ -149,11 +155,11 @@ def _bold_row(row: str) -> str:
     return "| " + " | ".join(f"**{cell}**" if cell else "" for cell in row[2:-2].split(" | ")) + " |"
 
 
-def _spanned(text: str, span: int) -> str:
+def _latex_span(text: str, span: int) -> str:
     return text if span == 1 else rf"\multicolumn{{{span}}}{{c}}{{{text}}}"
 
 
-def _escape(text: str) -> str:
+def _escape_latex(text: str) -> str:
     for symbol in "&%#_":
         text = text.replace(symbol, f"\\{symbol}")
     return text
