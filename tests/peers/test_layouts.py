@@ -49,7 +49,7 @@ MDLM = {**PLAIN, "model_type": "mdlm", "architectures": ["MDLM"], "time_conditio
 DUO = {**PLAIN, "model_type": "DUO", "architectures": ["DUO"], "causal": False, "cond_dim": 9, "var_min": True}
 UDLM = {**PLAIN, "model_type": "udlm", "time_conditioning": True, "cfg": False, "cfg_num_classes": -1}
 SDTT = {
-    "model": {"hidden_size": HIDDEN, "cond_dim": 8, "n_blocks": BLOCKS, "n_heads": HEADS, "max_length": LENGTH},
+    "model": {"hidden_size": HIDDEN, "cond_dim": 8, "n_blocks": BLOCKS, "n_heads": HEADS, "length": LENGTH},
     "parameterization": {"distill_mode": "kl-fwd", "start_from_hf": True},
     "time_conditioning": False,
     "tokenizer": {"name": "gpt2"},
@@ -192,12 +192,13 @@ def test_it_samples_by_the_plug_in_posterior(layout: Layout, folder: Path) -> No
     texts = [text.token_ids for text in model.sample(8, steps=4)]
     assert max(map(max, texts)) < BYTES.vocab_size
     if layout.masks:
-        with pytest.raises(ValueError, match="plug-in and mixture are the same"):
+        with pytest.raises(ValueError, match="--posterior"):
             model.sample(posterior="mixture")
         return
     assert texts == [text.token_ids for text in model.sample(8, steps=4, posterior="plug-in")]
     assert texts != [text.token_ids for text in model.sample(8, steps=4, posterior="mixture")]
-    *_, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num_samples=8, steps=4, final_step="argmax"))
+    frames = model.stream(num_samples=8, steps=4, final_step="argmax")
+    *_, left, last = (torch.tensor(frame.token_ids) for frame in frames)
     assert torch.equal(last, likeliest(layout, left, NEAR_ZERO))  # DUO's greedy tail
 
 
@@ -212,14 +213,14 @@ def test_it_is_evaluated(layout: Layout, folder: Path, tmp_path: Path, monkeypat
         texts=(f"some={texts}",),
         num_samples=4,
         steps=(2,),
-        times=4,
+        likelihood_samples=4,
         device="cpu",
         tokenizer=Path("bytes"),
         out=tmp_path / "out",
     )
     written, bound = evaluate(asked, QUIET)
     kind = "masked" if layout.masks else "uniform"
-    assert {(row["process"], row["length"], row["num"]) for row in (written, bound)} == {(kind, LENGTH, 4)}
+    assert {(row["process"], row["max_length"], row["num_samples"]) for row in (written, bound)} == {(kind, LENGTH, 4)}
     assert 1 < written["ppl"] < math.inf
     assert 0 < written["entropy"] < math.log(LENGTH) + 1e-9
     assert 0 < bound["nelbo"] < math.inf
@@ -232,7 +233,7 @@ def test_it_is_saved_as_ours(layout: Layout, folder: Path, tmp_path: Path) -> No
     x[:, ::3] = IDS - 1
     assert torch.equal(other.denoiser(x, 0.4), one.denoiser(x, 0.4))
     assert torch.allclose(other.denoiser(x, 0.4).exp().double(), peers_law(layout, x, 0.4).exp(), atol=1e-4)
-    assert (other.length, other.posterior) == (LENGTH, "plug-in")
+    assert (other.max_length, other.posterior) == (LENGTH, "plug-in")
     assert [text.text for text in other.sample(2, steps=3)] == [text.text for text in one.sample(2, steps=3)]
 
 

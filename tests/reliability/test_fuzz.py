@@ -34,7 +34,7 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import LayoutError, load_denoiser, save_denoiser
 from cdlm.process import Process, masked
 from cdlm.rng import seeded
-from cdlm.text.template import OPEN, blanks
+from cdlm.text.template import OPEN, infilling
 from cdlm.train.config import TrainConfig, from_json, to_json
 
 EXPLAINED = (ValueError, OSError, FloatingPointError)
@@ -191,10 +191,10 @@ marks = st.lists(st.sampled_from(["___", "[MASK]", "[MASK:3]", "[MASK:0]", "[MAS
 @quick
 @given(st.one_of(st.text(max_size=30), marks.map("".join)), st.integers(-1, 5))
 def test_any_text_with_blanks(text: str, width: int) -> None:
-    """Whatever is given stays, and every hole is where it was marked."""
+    """Whatever is given stays, and every span is where it was marked."""
     tokenizer = Tokenizer.load("bytes")
     with only_explained():
-        template = blanks(text, tokenizer, width)
+        template = infilling(text, tokenizer, width)
         assert template.token_ids.count(OPEN) == sum(end - begin for begin, end in template.spans)
         filled = template.text([ord("x") if i == OPEN else i for i in template.token_ids], tokenizer.decode)
         assert all(piece in filled for piece in template.pieces)
@@ -203,7 +203,7 @@ def test_any_text_with_blanks(text: str, width: int) -> None:
 @settings(quick, max_examples=12)
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_any_infill_on_the_command_line(model: Path, before: str, after: str) -> None:
-    status, text = cdlm("sample", model, f"--infill={before}___{after}", "--num", "1", "--steps", "1", "--json")
+    status, text = cdlm("sample", model, f"--infill={before}___{after}", "--num-samples", "1", "--steps", "1", "--json")
     assert "Traceback" not in text
     if status == 0:
         found = json.loads(text.splitlines()[0])["text"]
@@ -214,7 +214,7 @@ def test_any_infill_on_the_command_line(model: Path, before: str, after: str) ->
 
 @pytest.mark.parametrize("wide", ["0", "9" * 30, "9" * 5000])
 def test_a_blank_as_wide_as_a_number_can_say(model: Path, wide: str) -> None:
-    assert "a blank has at least one token" in explained("sample", model, "--infill", f"a [MASK:{wide}] b")
+    assert "a blank must have between 1 and" in explained("sample", model, "--infill", f"a [MASK:{wide}] b")
 
 
 @quick
@@ -353,7 +353,7 @@ def test_nothing_in_a_model_folder_is_unpickled_or_run(name: str, model: Path, t
         (folder / "model.safetensors").unlink()
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n".encode()
     (folder / name).write_bytes(code if name.endswith(".py") else pickle.dumps(Trap(mark)))
-    status, said = cdlm("sample", folder, "--num", 1, "--steps", 2, "--length", 8, "--device", "cpu")
+    status, said = cdlm("sample", folder, "--num-samples", 1, "--steps", 2, "--max-length", 8, "--device", "cpu")
     assert not mark.exists()
     assert status == (0 if name.endswith(".py") else 1), said
     assert "Traceback" not in said

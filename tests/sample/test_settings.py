@@ -88,7 +88,7 @@ CONFLICTS: list[tuple[Given, tuple[str, ...]]] = [
     ({"precision": "naive-fp32", "posterior": "mixture"}, ("--precision naive-fp32", "--posterior mixture")),
     ({"precision": "naive-fp32", "guidance": 0.5}, ("--precision naive-fp32", "--guidance 0.5")),
     ({"precision": "naive-fp32", "temperature_end": 0.5}, ("--precision naive-fp32", "--temperature-end 0.5")),
-    ({"sampler": "plain", "temperature": 0.5}, ("plain", "--temperature 0.5")),
+    ({"sampler": "plain", "order": "dilated"}, ("plain", "--order dilated")),
     ({"sampler": "ancestral", "order": "margin"}, ("ancestral", "--order margin")),
     ({"sampler": "first-hitting", "steps": 4}, ("first-hitting", "--steps 4")),
 ]
