@@ -50,7 +50,7 @@ def main() -> None:
         return found
 
     def ours(_: int) -> list[float]:
-        return [reading.nats for reading in judge.read(texts)]
+        return [score.nats for score in judge.score(texts)]
 
     off = max(abs(a / b - 1) for a, b in zip(plain(0), ours(0), strict=True))
     rows: list[dict[str, Any]] = []

@@ -59,7 +59,11 @@ class Trace:
             f"(all: {len(self.calls)} functions in {len(files)} files)"
         )
         for file in files if details else ():
-            own = {key: f"{key[1]} x{count}" if count > 1 else key[1] for key, count in self.calls.items() if key[0] == file}
+            own = {
+                key: f"{key[1]} x{count}" if count > 1 else key[1]
+                for key, count in self.calls.items()
+                if key[0] == file
+            }
             public = ", ".join(text for key, text in own.items() if key in self.interface)
             private = ", ".join(text for key, text in own.items() if key not in self.interface)
             print(f"  {file:<32} {public}{f' ({private})' if private else ''}")

@@ -21,8 +21,8 @@ from cdlm.objective.divergence import FLOOR, Divergence, kl
 from cdlm.objective.target import Group, Prediction
 from cdlm.objective.times import Overshoot, Steps
 from cdlm.process import Process
-from cdlm.process.order import Order
 from cdlm.rng import Rng
+from cdlm.sample.samplers import ORDERS, load_function
 from cdlm.schedules import PAPER_STEPS
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
@@ -110,7 +110,7 @@ def mcdlm_search(
     lam: float = 0.999,
     revealed: Literal["same", "kl"] = "same",
     weight: Literal["step", "noise", "unit"] = "step",
-    order: Order = "random",
+    order: Literal["random", "dilated", "bit-reversed"] = "random",
     sharpen: float = 1.0,
     guide: float = 0.0,
     bridges: int = 1,
@@ -132,7 +132,7 @@ def mcdlm_search(
     target = (MeanNetwork if bridges > 1 else Network)(rule.decay, temperature=sharpen, guidance=guide)
     changes: dict[str, Any] = {"target": target, "weight": WEIGHTS[weight]}
     if order != "random":
-        changes["coupling"] = Ordered(process, order, round(1 / high))
+        changes["coupling"] = Ordered(process, load_function(ORDERS[order].levels), round(1 / high))
     if bridges > 1:
         changes["coupling"] = Bridges(process, bridges)
     if revealed == "kl":

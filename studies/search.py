@@ -102,7 +102,7 @@ def study_rows(texts: Path) -> dict[str, StudyRow]:
 
 
 def write_rollouts(name: str, options: StudyOptions) -> None:
-    """Samples of the base in many steps, as tokens to train on: its joint distribution, simpler than that of human text."""
+    """Samples of the base in many steps, as tokens to train on: its joint distribution, simpler than human text."""
     out, base = options.scratch / f"written-{name}", wait_for(options.scratch / "base")
     if (out / DONE).is_file():
         return

@@ -54,6 +54,7 @@ RENAMED: dict[str, str] = {
     "--valid-share": "--valid-fraction",
     "--warmup": "--warmup-ratio",
     "--num": "--num-samples",
+    "--times": "--likelihood-samples",
     "num": "num_samples",
     "length": "max_length",
     "t": "noise_level",

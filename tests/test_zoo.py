@@ -22,7 +22,6 @@ from studies.words import english_share
 
 from .cli.test_main import cdlm as command
 from .cli.test_pipeline import succeed
-from .writers import BPE, write_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "zoo"

@@ -60,7 +60,9 @@ def write_model(
 
 
 @functools.cache
-def small(kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool) -> Pipeline:
+def small(
+    kind: Kind = "masked", words: Words = "bytes", favour: float = 0.0, length: int = 32, **about: bool
+) -> Pipeline:
     """The same in double precision, where a text does not depend on its batch."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "small", kind, TOKENIZERS[words], favour, length=length, **about)

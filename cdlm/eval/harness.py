@@ -1,6 +1,6 @@
 """An adapter for the lm-evaluation-harness: its tasks, for every model of this package.
 
-    python -m cdlm.eval.harness run --model cdlm --model_args pretrained=runs/mcdlm,likelihood_samples=32 --tasks hellaswag
+    python -m cdlm.eval.harness run --model cdlm --model_args pretrained=runs/mcdlm --tasks hellaswag
 
 is the harness's own command line, with `cdlm` among its models. An autoregressive model is scored exactly, a diffusion
 model by a lower bound on log p(continuation | context): the context stays clean, and k of the continuation's l tokens
@@ -238,7 +238,7 @@ class Harness(LM):
         new = min(asked, max(room - len(given), room // 2, 1))
         if new < asked:
             self._warn(
-                f"continuations of {asked} tokens do not fit the {self.length} of {self.model.name}: fewer are generated"
+                f"continuations of {asked} tokens do not fit the {self.length} of {self.model.name}: they are shorter"
             )
         if new + len(given) > room:
             self._warn(f"contexts beyond the {self.length} tokens of {self.model.name} are cut on the left")

@@ -54,7 +54,8 @@ class MoonsCell:
     manifold: float
     """Fraction of the drawn points on the manifold."""
     tv: float
-    """Total variation between the histogram of the points and the data distribution; its noise floor is the `tv` of the data."""
+    """Total variation between the histogram of the points and the distribution of the data; that of the data is its
+    noise floor."""
     manifold_law: float
     """The same fraction under the exact distribution of the sampler, by enumeration."""
     tv_law: float
@@ -183,8 +184,8 @@ def moons_table(config: MoonsConfig, cells: list[MoonsCell]) -> Table:
     shown = Table(
         title="Two moons: on / TV",
         caption=f"on: share of points on the moons, higher is better. TV: distance from the data, lower is better; of "
-        f"{config.num_samples:,} points each. As many of the data itself: {floor.manifold:.3f} / {floor.tv:.3f}. exact f*: "
-        "what a perfect MDLM would draw.",
+        f"{config.num_samples:,} points each. As many of the data itself: {floor.manifold:.3f} / {floor.tv:.3f}. "
+        "exact f*: what a perfect MDLM would draw.",
     )
     shown.add_column("steps", justify="right")
     for spec in (EXACT_PREDICTOR, *config.methods):

@@ -60,7 +60,7 @@ def rows(out: Path) -> list[dict]:  # type: ignore[type-arg]
 
 
 def grid(work: Path, *judge: str) -> list[str]:
-    settings = ["--steps", "4", "16", "--temperature", "1", "0.9", "0.8", "0.7", "0.6", "--num", "64"]
+    settings = ["--steps", "4", "16", "--temperature", "1", "0.9", "0.8", "0.7", "0.6", "--num-samples", "64"]
     return [*models(work), "--judge", *judge, *settings, "--reference", f"{work}/corpus.txt"]
 
 
@@ -108,7 +108,7 @@ def _is(row: dict, temperature: float) -> bool:  # type: ignore[type-arg]
 
 def test_recovery_likelihood_and_consistency(work: Path) -> None:
     out = work / "more"
-    texts = ["--texts", f"mine={work}/corpus.txt", "--num", "24", "--steps", "8", "--out", str(out)]
+    texts = ["--texts", f"mine={work}/corpus.txt", "--num-samples", "24", "--steps", "8", "--out", str(out)]
     tasks = ["--tasks", "conditional", "likelihood", "consistency"]
     succeed(cdlm("eval", *models(work), "--judge", f"{work}/ar", *tasks, *texts))
     found = {(row["task"], row["model"]): row for row in rows(out)}
@@ -138,7 +138,7 @@ def test_texts_are_judged_again_without_their_models(work: Path) -> None:
     succeed(cdlm("eval", "--judge", f"{work}/ar", "--protocol", "paper", "--out", str(out)))
     fresh = rows(out)[before:]
     assert len(fresh) == 25
-    assert {(row["protocol"], row["num"]) for row in fresh} == {("paper", 32)}
+    assert {(row["protocol"], row["num_samples"]) for row in fresh} == {("paper", 32)}
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_texts_are_judged_again_without_their_models(work: Path) -> None:
         (["eval", "{}/mdlm", "--judge", "{}"], "has no config.json"),
         (["eval", "{}/mdlm", "--judge", "{}/ar", "--tasks", "conditional"], "--texts NAME=FILE"),
         (["eval", "{}/mdlm", "--judge", "{}/ar", "--texts", "x=nowhere.txt"], "nowhere.txt"),
-        (["eval", "{}/mdlm", "--judge", "{}/ar", "--protocol", "paper", "--num", "64"], "--protocol robust"),
-        (["eval", "{}/ar", "--tasks", "consistency", "--texts", "x={}/corpus.txt"], "no cell of this grid"),
+        (["eval", "{}/mdlm", "--judge", "{}/ar", "--protocol", "paper", "--num-samples", "64"], "--protocol robust"),
+        (["eval", "{}/ar", "--tasks", "consistency", "--texts", "x={}/corpus.txt"], "no cell of this sweep"),
         (
             [
                 "eval",
@@ -160,17 +160,17 @@ def test_texts_are_judged_again_without_their_models(work: Path) -> None:
                 "likelihood",
                 "--texts",
                 "x={}/corpus.txt",
-                "--num",
+                "--num-samples",
                 "99999",
             ],
-            "blocks of 64, and 99999 are asked for",
+            "blocks of 64 of the 99999",
         ),
         (
-            ["eval", "{}/mdlm", "--judge", "{}/ar", "--length", "1024"],
-            "more than the 64 tokens that mdlm was trained on",
+            ["eval", "{}/mdlm", "--judge", "{}/ar", "--max-length", "1024"],
+            "at most the 64 tokens that mdlm was trained on",
         ),
         (["eval", "a=x", "a=y", "--judge", "z"], "two models are called a"),
-        (["eval", "--judge", "{}/ar", "--out", "{}/empty"], "holds no texts to judge"),
+        (["eval", "--judge", "{}/ar", "--out", "{}/empty"], "has no samples to score"),
         (["report", "{}/nowhere"], "cdlm eval MODEL"),
         (["report"], "name the results"),
     ],

@@ -39,14 +39,14 @@ SHORTER = [
     ("train tiny-*", QUICK),
     ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --seq-length 64"),
     ("train small-*", "--network.hidden-size 32 --network.num-layers 1 --network.num-heads 1 --network.cond-dim 8"),
-    ("sample*", "--num 1"),
-    ("moons*", "--train-steps 3 --samples 200 --bins 8 --sampling-steps 1 2 --batch 32"),
+    ("sample*", "--num-samples 1"),
+    ("moons*", "--train-steps 3 --num-samples 200 --bins 8 --sampling-steps 1 2 --batch-size 32"),
     ("methods --run *", "--run tiny --seq-length 16 --vocab-size 200"),
-    ("eval *", "--num 4"),
+    ("eval *", "--num-samples 4"),
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),
-    ("eval *--times *", "--times 2"),
+    ("eval *--likelihood-samples *", "--likelihood-samples 2"),
 ]
 """Commands, without their first word, and what is added at their end; of a flag given twice the last one counts."""
 

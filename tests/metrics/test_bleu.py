@@ -85,7 +85,7 @@ def test_equals_sacrebleu_of_order_two(seed: int) -> None:
 
 
 def test_nothing_in_common_is_smoothed_not_zero() -> None:
-    """As `TOKENISATION` says: exponential smoothing, so that a set without any pair in common still has a number."""
+    """As `TOKENIZATION` says: exponential smoothing, so that a set without any pair in common still has a number."""
     assert "exponential smoothing" in TOKENIZATION
     found = bleu2(["a x b y"], ["b q a r"])
     assert found == pytest.approx(100 * math.sqrt(2 / 4 * (1 / 2) / 3))

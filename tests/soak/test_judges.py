@@ -15,7 +15,7 @@ import pytest
 
 from cdlm.data import END
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.eval.measure import features_of
+from cdlm.eval.measure import stack_features
 from cdlm.eval.scorer import Judge, open_judge
 from cdlm.metrics.mauve import mauve
 
@@ -68,7 +68,7 @@ def judge(request: pytest.FixtureRequest) -> Judge:
 
 
 def perplexity(judge: Judge, texts: list[str]) -> float:
-    return math.exp(sum(reading.nats for reading in judge.read(texts)) / (LENGTH * len(texts)))
+    return math.exp(sum(reading.nats for reading in judge.score(texts)) / (LENGTH * len(texts)))
 
 
 def test_people_score_as_measured_elsewhere(judge: Judge) -> None:
@@ -91,8 +91,8 @@ def test_mauve_tells_word_order(judge: Judge) -> None:
     """Two halves of the same texts look alike; the shuffled half does not."""
     texts = windows("valid.txt", 120)
     one, two = ([text[:400] for text in texts[k::2]] for k in range(2))
-    human = features_of(judge.read(one, features=True))
-    alike = mauve(features_of(judge.read(two, features=True)), human)
-    apart = mauve(features_of(judge.read([shuffled(text) for text in two], features=True)), human)
+    human = stack_features(judge.score(one, features=True))
+    alike = mauve(stack_features(judge.score(two, features=True)), human)
+    apart = mauve(stack_features(judge.score([shuffled(text) for text in two], features=True)), human)
     print(f"{judge.name}: same {alike:.2f}, shuffled {apart:.2f}")
     assert alike > 0.8 > 0.5 > apart

@@ -10,6 +10,7 @@ from cdlm.objective import Bridge, Objective, Ordered, inverse_step, unit
 from cdlm.objective.divergence import jsd
 from cdlm.objective.loss import split
 from cdlm.process import masked, uniform
+from cdlm.process.order import bit_reversed_order
 from cdlm.rng import Rng, seeded
 from cdlm.types import Pair
 from studies.mcdlm_search import ROWS, mcdlm_search
@@ -35,7 +36,7 @@ def test_a_choice_changes_one_ingredient(choice: str, value: str, field: str) ->
         assert (getattr(term, other) == getattr(plain[0], other)) == (other != field)
     assert plain[0].weight is inverse_step
     assert mcdlm_search(PROCESS, weight="unit").terms[0].weight is unit
-    assert mcdlm_search(PROCESS, order="bit-reversed").terms[0].coupling == Ordered(PROCESS, "bit-reversed", 2)
+    assert mcdlm_search(PROCESS, order="bit-reversed").terms[0].coupling == Ordered(PROCESS, bit_reversed_order, 2)
 
 
 def test_without_choices_it_is_mcdlm() -> None:
