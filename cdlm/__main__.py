@@ -1,4 +1,7 @@
-"""`python -m cdlm` and `cdlm`: run the command line, and turn expected failures into one line of advice."""
+"""`python -m cdlm` and `cdlm`: run the command line, and turn expected failures into one line of advice.
+
+Errors that pass through a user's code keep their traceback (`cdlm/errors.py`).
+"""
 
 import os
 import sys
@@ -16,11 +19,15 @@ def main() -> None:
         print(f"cdlm: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(1)
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"cdlm: {_advised(error)}")
     except KeyboardInterrupt:
         print("cdlm: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        from cdlm.errors import is_expected
+
+        if not is_expected(error):
+            raise
+        sys.exit(f"cdlm: {_advised(error)}")
 
 
 def _advised(error: Exception) -> str:

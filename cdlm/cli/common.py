@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from cdlm.cli.main import fail
+from cdlm.text.options import current_options
 
 if TYPE_CHECKING:
     from cdlm.train.config import TrainConfig
@@ -46,7 +47,10 @@ def parse(kind: type[Config], name: str, arguments: list[str], prog: str = "") -
     Errors begin with the name of the class: here that of the command.
     """
     prog = prog or f"cdlm {name}"
-    named: type[Config] = dataclasses.dataclass(frozen=True)(type(prog, (kind,), {"__doc__": kind.__doc__}))
+    options = current_options(kind) if dataclasses.is_dataclass(kind) else {}
+    defaults = {name: getattr(kind, name) for name in options}
+    body = {"__doc__": kind.__doc__, "__annotations__": options, **defaults}
+    named: type[Config] = dataclasses.dataclass(frozen=True)(type(prog, (kind,), body))
     return tyro.cli(named, prog=prog, args=arguments, registry=_REGISTRY)
 
 

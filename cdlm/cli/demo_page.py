@@ -33,6 +33,9 @@ figcaption{color:var(--soft);font-size:.88rem;margin-top:.5rem}
 table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.5rem .7rem;border-bottom:1px solid var(--line)}
 th{font-size:.85rem;color:var(--soft)}td:nth-child(4){min-width:24rem}td:nth-child(2){min-width:9rem}.nowrap{white-space:nowrap}
+@media (max-width:40rem){
+table,tbody,tr,td{display:block}tr:has(th){display:none}tr{padding:.7rem 0;border-bottom:1px solid var(--line)}
+td{padding:.1rem 0;border:0}td:nth-child(4){min-width:0;margin-top:.4rem}code.nowrap,td.nowrap{white-space:normal}}
 code{font:.9em ui-monospace,Menlo,Consolas,monospace}.soft{color:var(--soft);font-size:.88rem}
 """
 

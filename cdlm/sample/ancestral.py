@@ -40,12 +40,13 @@ def plain_ancestral(
     draw: Draw | None = None,
 ) -> Iterator[State]:
     """Ancestral sampling as it is defined: x_s ~ q(x_s | x_t, f(x_t, t)), at every position and in every step."""
+    draw = draw or make_draw(predict, process, x, settings)
     times = timesteps(settings, start)
     num_steps = len(times) - 1
     yield State(x, 0, num_steps, [0] * len(x))
     for step, (t, s) in enumerate(itertools.pairwise(times.tolist()), 1):
         noise = rng("hop", step)
-        prediction = predict(x, t)
+        prediction = draw.log_probs(predict, process, x, t)
         if settings.posterior == "mixture":  # draw x_0 from the prediction first; what is known carries over
             x0 = categorical(prediction, noise("x_0").uniform(x.shape[1], x.device))
             prediction = torch.where(process.positions(x), x0, x)

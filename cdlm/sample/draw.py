@@ -61,6 +61,16 @@ class Draw:
             logits = processor(logits, rows)
         return logits
 
+    def log_probs(self, predict: Predictor, process: Process, x: Tokens, t: float) -> LogLaw:
+        """f(x_t, t) after the logits processors, at every position; known tokens stay certain."""
+        prediction = predict(x, t)
+        if not self.processors:
+            return prediction
+        times = torch.full((x.numel(),), t, dtype=wide(x.device), device=x.device)
+        rows = LogitsRows(times, x, torch.arange(x.numel(), device=x.device))
+        processed = self.process(prediction.flatten(0, 1), rows).log_softmax(-1).view_as(prediction)
+        return torch.where(process.positions(x)[..., None], processed, prediction)
+
     def token(self, logits: LogLaw, u: Float[Tensor, "n"]) -> Index:
         """One token for each row, by one uniform each."""
         draw = _compiled_categorical() if self.compiled else categorical

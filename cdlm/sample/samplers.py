@@ -124,7 +124,7 @@ SAMPLERS: dict[str, Sampler] = {
         "cdlm.sample.ancestral:plain_ancestral",
         "ancestral sampling exactly as it is defined: the reference of the tests",
         "any",
-        (*STEPS, "posterior"),
+        (*STEPS, *SHAPING, "posterior"),
     ),
     "autoregressive": Sampler(
         "cdlm.sample.autoregressive:autoregressive",

@@ -62,6 +62,8 @@ def _peers_length(config: Mapping[str, Any]) -> int:
 def check_generation_config(config: dict[str, Any]) -> dict[str, Any]:
     """Refuse unknown settings and values out of range; `resolve` checks what goes with what, when they are used."""
     presets = config.get("step_presets", [])
+    if not isinstance(presets, list) or not all(isinstance(preset, dict) for preset in presets):
+        raise ValueError(f"step_presets must be a list of settings (got {presets!r})")
     for preset in (config, *presets):
         for name, value in preset.items():
             if name != "step_presets":

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from cdlm.sample.samplers import ORDERS, SAMPLERS, Sampler, UnmaskingOrder
-from cdlm.sample.settings import SPECS, TYPES, choices, setting_type
+from cdlm.sample.settings import SPECS, TYPES, choices
 
 
 def setting_options(name: str = "SettingOptions") -> type:
@@ -25,6 +25,16 @@ def setting_axes(defaults: dict[str, tuple[Any, ...]], name: str = "SettingAxes"
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 
+def current_options(kind: type) -> dict[str, Any]:
+    """The annotations of the settings of a configuration that has them, with the choices that there are now: a file of
+    the user's own may have added rows to the tables."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    if not SPECS.keys() <= defaults.keys():
+        return {}
+    axes = {name: default for name, default in defaults.items() if isinstance(default, tuple)}
+    return {name: _option(name, name in axes, axes.get(name)) for name in SPECS}
+
+
 def given_settings(options: Any) -> dict[str, Any]:
     """The settings that were given."""
     return {name: getattr(options, name) for name in SPECS if getattr(options, name) is not None}
@@ -37,8 +47,8 @@ def setting_help(name: str) -> str:
 
 
 def _option(name: str, several: bool, default: tuple[Any, ...] | None = None) -> Any:
-    spec, kind = SPECS[name], setting_type(name)
-    kind = tuple[kind, ...] if several else kind | None
+    spec = SPECS[name]
+    kind: Any = tuple[TYPES[name], ...] if several else TYPES[name] | None
     metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else TYPES[name].__name__.upper()
     value = "off" if spec.default is None or spec.default == 0 else f"{spec.default}"
     value = " ".join(map(str, default)) if default else value

@@ -1,4 +1,4 @@
-"""Models that `cdlm sample` writes with, and its standard input."""
+"""Models that `cdlm sample` samples from, and its standard input."""
 
 import io
 import sys
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdlm.cli.sample import SampleConfig, write_texts
-from cdlm.text.pipeline import Text
+from cdlm.cli.sample import SampleConfig, generate_samples
+from cdlm.text.pipeline import Sample
 
 from ..writers import write_model
 
-QUICK = {"steps": 3, "length": 16, "device": "cpu"}
+QUICK = {"steps": 3, "max_length": 16, "device": "cpu"}
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +34,9 @@ def ending(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def write(folder: str) -> Callable[..., list[Text]]:
-    def run(**settings: Any) -> list[Text]:
-        return write_texts(SampleConfig(**{"model": folder, **QUICK, **settings}), Console(width=160))
+def write(folder: str) -> Callable[..., list[Sample]]:
+    def run(**settings: Any) -> list[Sample]:
+        return generate_samples(SampleConfig(**{"model": folder, **QUICK, **settings}), Console(width=160))
 
     return run
 

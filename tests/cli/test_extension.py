@@ -91,7 +91,7 @@ def _interruptible() -> None:
 def test_an_interrupt_while_starting_is_one_line(delay: float) -> None:
     """SIGINT at several moments while a command imports torch and opens a model: no traceback at any of them."""
     code = "import sys; from cdlm.__main__ import main; print(flush=True); sys.argv[0] = 'cdlm'; main()"
-    words = [sys.executable, "-c", code, "sample", "--num", "64", "--steps", "64"]
+    words = [sys.executable, "-c", code, "sample", "--num-samples", "64", "--steps", "64"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, cwd=Path(__file__).parents[2], preexec_fn=_interruptible, **streams) as process:
         try:

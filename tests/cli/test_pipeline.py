@@ -47,9 +47,9 @@ def test_from_text_to_samples(work: Path) -> None:
     assert "NELBO" in succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK))
     resumed = succeed(cdlm("train", "tiny-mdlm", "--data", data, "--out", run, *QUICK, "--resume", "auto"))
     assert "this run is complete" in resumed
-    text = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
-    assert "run/step-00000006: 2 texts, 4 evaluations a text" in text
-    same = succeed(cdlm("sample", run, "--length", "64", "--steps", "4", "--num", "2"))
+    text = succeed(cdlm("sample", run, "--max-length", "64", "--steps", "4", "--num-samples", "2"))
+    assert "run/step-00000006: 2 samples, NFE 4, " in text
+    same = succeed(cdlm("sample", run, "--max-length", "64", "--steps", "4", "--num-samples", "2"))
     assert same.split("run/step-")[0] == text.split("run/step-")[0]
     assert "curves.png" in succeed(cdlm("plot", run))
     student = str(work / "student")
@@ -65,7 +65,7 @@ def test_a_unigram_prior_from_text_to_samples(work: Path) -> None:
     succeed(cdlm("prepare", str(work / "corpus.txt"), "--seq-length", "64", "--out", data))
     told = succeed(cdlm("train", "tiny-udlm", "--prior", "unigram", "--data", data, "--out", run, *QUICK))
     assert "prior: unigram" in told
-    assert "unigram/step-00000006: 2 texts" in succeed(cdlm("sample", run, "--steps", "4", "--num", "2"))
+    assert "unigram/step-00000006: 2 samples" in succeed(cdlm("sample", run, "--steps", "4", "--num-samples", "2"))
 
 
 def test_the_help_of_train_begins_with_what_there_is_to_train() -> None:
@@ -107,7 +107,7 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
         (["sample", "nowhere"], "does not exist"),
         (["sample", "nowhere", "--steps", "0"], "at least 1"),
         (["sample", "nowhere", "--steps", "0"], "Error parsing cdlm sample:"),
-        (["sample", "nowhere", "--num", "ten"], "takes a whole number; got 'ten'"),
+        (["sample", "nowhere", "--num-samples", "ten"], "takes a whole number; got 'ten'"),
         (["prepare", "nowhere.txt", "--out", "never"], "nowhere.txt"),
         (["prepare"], "cdlm prepare FILE... --out DIR"),
         (["sampel"], "did you mean sample"),

@@ -1,5 +1,6 @@
 """`cdlm sample`: what it reads, writes, keeps and refuses."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import cdlm as package
-from cdlm.cli.sample import SampleConfig, write_texts
+from cdlm.cli.sample import SampleConfig, generate_samples
 from cdlm.data import END
 
 from ..writers import BPE, write_model
@@ -27,41 +28,41 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def test_json_lines_hold_everything(write, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write(num=3, json=True, seed=5, prompt="né", temperature=0.5, steps=4)
+    write(num_samples=3, json=True, seed=5, prompt="né", temperature=0.5, steps=4)
     out, err = capsys.readouterr()
     model = package.load(folder, "cpu")
-    expected = model.sample(num=3, prompt="né", length=16, steps=4, seed=5, temperature=0.5)
+    expected = model.sample(num_samples=3, prompt="né", max_length=16, steps=4, seed=5, temperature=0.5)
     found = lines(out)
     for record, text in zip(found, expected, strict=True):
         assert record["text"] == text.text
-        assert record["tokens"] == text.token_ids
-        assert record["evaluations"] == text.nfe
+        assert record["token_ids"] == text.token_ids
+        assert record["nfe"] == text.nfe
         assert (record["index"], record["seed"], record["model"], record["prompt"]) == (text.index, 5, "writer", "né")
-        assert record["sampling"] == {"steps": 4, "temperature": 0.5}
+        assert record["sampling"] == dataclasses.asdict(model.resolve({"steps": 4, "temperature": 0.5}))
     assert "né" in out  # readable, not escaped
-    assert "3 texts" in err
+    assert "3 samples" in err
 
 
 def test_pages_show_each_text_and_a_summary(write, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = write(num=2, prompt="abc")
+    texts = write(num_samples=2, prompt="abc")
     out, err = capsys.readouterr()
     assert err == ""
     assert [text.text.startswith("abc") for text in texts] == [True, True]
     assert out.index("─ 0 ─") < out.index("abc") < out.index("─ 1 ─") < out.rindex("abc")
-    summary = out.splitlines()[-1]
+    summary, settings = out.splitlines()[-2:]
     assert re.fullmatch(
-        r"writer: 2 texts, 3 evaluations a text, entropy \d\.\d\d nats; 26 tokens in \d+\.\d\d s, [\d,]+ tokens/s",
-        summary,
+        r"writer: 2 samples, NFE 3, entropy \d\.\d\d nats; 26 tokens in \d+\.\d\d s, [\d,]+ tok/s", summary
     )
+    assert settings == "settings: --steps 3 (given)"
 
 
 @pytest.mark.parametrize(
     ("settings", "written"),
     [
-        ({"num": 1}, 16),
-        ({"num": 3, "prompt": "abcd"}, 3 * 12),
-        ({"num": 2, "infill": "abcd___ef[MASK]", "length": None}, 2 * 5),
-        ({"num": 2, "rewrite": "abcdefg", "length": None}, 2 * 7),
+        ({"num_samples": 1}, 16),
+        ({"num_samples": 3, "prompt": "abcd"}, 3 * 12),
+        ({"num_samples": 2, "infill": "abcd___ef[MASK]", "max_length": None}, 2 * 5),
+        ({"num_samples": 2, "rewrite": "abcdefg", "max_length": None}, 2 * 7),
     ],
 )
 def test_only_written_tokens_are_counted(
@@ -76,8 +77,8 @@ def test_only_written_tokens_are_counted(
 def test_given_tokens_of_an_autoregressive_model_are_not_counted(
     write, causal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(model=causal, num=1, prompt="abc", steps=None)
-    assert "1 text, 12 evaluations a text" in (out := capsys.readouterr().out)
+    write(model=causal, num_samples=1, prompt="abc", steps=None)
+    assert "1 sample, NFE 12," in (out := capsys.readouterr().out)
     assert "; 12 tokens in" in out
 
 
@@ -86,14 +87,14 @@ def test_the_speed_is_tokens_over_seconds(
 ) -> None:
     clock = iter([10.0, 12.0])
     monkeypatch.setattr("cdlm.cli.sample.time.perf_counter", lambda: next(clock, 12.0))
-    write(num=2, prompt="abcd")
-    assert "; 24 tokens in 2.00 s, 12 tokens/s" in capsys.readouterr().out
+    write(num_samples=2, prompt="abcd")
+    assert "; 24 tokens in 2.00 s, 12 tok/s" in capsys.readouterr().out
 
 
 def test_the_same_seed_writes_the_same_pages(write, capsys: pytest.CaptureFixture[str]) -> None:
     pages = []
     for seed in (1, 1, 2):
-        write(num=2, seed=seed)
+        write(num_samples=2, seed=seed)
         pages.append(capsys.readouterr().out.split("writer:")[0])
     assert pages[0] == pages[1] != pages[2]
 
@@ -101,33 +102,33 @@ def test_the_same_seed_writes_the_same_pages(write, capsys: pytest.CaptureFixtur
 def test_text_is_printed_as_it_is(write, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither markup nor the names of emoji mean anything."""
     prompt = "a [b]c[/b] :dog: [red] 1.5"
-    write(num=1, prompt=prompt, length=32)
+    write(num_samples=1, prompt=prompt, max_length=32)
     assert prompt in capsys.readouterr().out
 
 
 def test_a_name_is_printed_as_it_is(write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(model=str(write_model(tmp_path / "my[b]model", "masked", length=16)), num=1)
-    assert "my[b]model: 1 text" in capsys.readouterr().out
+    write(model=str(write_model(tmp_path / "my[b]model", "masked", length=16)), num_samples=1)
+    assert "my[b]model: 1 sample" in capsys.readouterr().out
 
 
 def test_trimmed_texts_end(write, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write(model=ending, num=1, prompt="abc", trim=True, json=True)
+    write(model=ending, num_samples=1, prompt="abc", stop_at_eos=True, json=True)
     (record,) = lines(capsys.readouterr().out)
-    assert (record["text"], record["tokens"]) == ("abc", [*b"abc"])
+    assert (record["text"], record["token_ids"]) == ("abc", [*b"abc"])
 
 
 # Files
 
 
 def test_a_file_is_written_beside_the_pages(write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = write(num=3, out=tmp_path / "texts.jsonl", batch=2)
+    texts = write(num_samples=3, out=tmp_path / "texts.jsonl", batch_size=2)
     assert [record["text"] for record in lines((tmp_path / "texts.jsonl").read_text())] == [t.text for t in texts]
     assert "─ 2 ─" in capsys.readouterr().out
 
 
 def test_an_existing_file_is_not_overwritten(folder: str, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("precious")
-    with pytest.raises(ValueError, match=r"texts\.jsonl exists; name another --out, or remove it"):
+    with pytest.raises(ValueError, match=r"--out .*texts\.jsonl exists"):
         SampleConfig(model=folder, out=tmp_path / "texts.jsonl")
     assert (tmp_path / "texts.jsonl").read_text() == "precious"
 
@@ -135,10 +136,10 @@ def test_an_existing_file_is_not_overwritten(folder: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"length": 99}, "more than the 16"),
+        ({"max_length": 99}, "more than the 16"),
         ({"prompt": "x" * 40}, "no room"),
         ({"input": "lines.txt", "watch": True}, "one length"),
-        ({"precision": "naive-fp32"}, "add --posterior plug-in"),
+        ({"precision": "naive-fp32"}, "--posterior mixture"),
     ],
 )
 def test_what_is_refused_leaves_no_file(
@@ -174,10 +175,10 @@ def test_many_texts_of_any_kind_are_read(
     data = newline.join(MIXED)
     piped(data)
     (tmp_path / "in.jsonl").write_bytes(data)
-    write(input="-" if source == "-" else str(tmp_path / "in.jsonl"), num=2, json=True, length=30)
+    write(input="-" if source == "-" else str(tmp_path / "in.jsonl"), num_samples=2, json=True, max_length=30)
     found = sorted(lines(capsys.readouterr().out), key=lambda record: record["index"])
     assert [record["index"] for record in found] == list(range(12))
-    assert [len(record["tokens"]) for record in found[::2]] == [30, 12, 30, 4, 8, 30]
+    assert [len(record["token_ids"]) for record in found[::2]] == [30, 12, 30, 4, 8, 30]
     kinds = [
         {kind: record[kind] for kind in ("prompt", "infill", "rewrite") if kind in record} for record in found[1::2]
     ]
@@ -206,7 +207,7 @@ def test_many_texts_of_any_kind_are_read(
         (b'{"prompt": 3}', "line 1 of standard input needs one of"),
         (b"fine\nalso fine\n\xff\xfe\n", "line 3 of standard input is not valid UTF-8; save it as UTF-8"),
         (b'{"prompt": "\\ud800"}', "not valid UTF-8"),
-        (b'{"infill": "no blank"}', "nothing to fill in"),
+        (b'{"infill": "no blank"}', "no blanks"),
     ],
 )
 def test_bad_lines_are_named(write, piped, data: bytes, advice: str) -> None:
@@ -223,48 +224,53 @@ def test_a_missing_input_is_named(write) -> None:
 def test_bad_input_is_found_before_the_model_is_opened(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match=r"empty\.txt holds no text"):
-        write_texts(SampleConfig(model="nowhere", input=str(tmp_path / "empty.txt")), Console())
+        generate_samples(SampleConfig(model="nowhere", input=str(tmp_path / "empty.txt")), Console())
 
 
 def test_braces_in_a_text_file_are_text(write, tmp_path: Path) -> None:
     """Objects are read from .jsonl and from standard input, says the help."""
     (tmp_path / "in.txt").write_text("{x} is a set\n")
-    assert write(input=str(tmp_path / "in.txt"), num=1, length=30)[0].text.startswith("{x} is a set")
+    assert write(input=str(tmp_path / "in.txt"), num_samples=1, max_length=30)[0].text.startswith("{x} is a set")
 
 
 # Refusals
 
 
 @pytest.mark.parametrize(
-    ("settings", "advice"),
+    ("settings", "words"),
     [
-        ({"watch": True, "json": True}, "--watch draws, --json prints data: choose one"),
-        ({"prompt": "a", "infill": "b___"}, "give one of --prompt and --infill"),
-        ({"infill": "b___", "rewrite": "a"}, "give one of --infill and --rewrite"),
-        ({"prompt": "a", "input": "-"}, "give one of --prompt and --input"),
-        ({"prompt": "the ___ sat"}, "--infill fills them"),
-        ({"noise": 0.3}, "--noise and --clamp go with --rewrite"),
-        ({"noise": 0.3, "infill": "a___"}, "--noise and --clamp go with --rewrite"),
-        ({"clamp": True, "prompt": "a"}, "--noise and --clamp go with --rewrite"),
-        ({"noise": 0.0, "rewrite": "a"}, "--noise is a time in (0, 1]"),
-        ({"noise": 1.5, "rewrite": "a"}, "--noise is a time in (0, 1]"),
-        ({"length": 12, "infill": "a___"}, "leave out --length"),
-        ({"length": 12, "rewrite": "a"}, "leave out --length"),
-        ({"length": 1}, "--length must be at least 2"),
-        ({"num": 0}, "--num must be at least 1"),
-        ({"batch": 0}, "--batch must be at least 1"),
-        ({"width": 0}, "--width must be at least 1"),
-        ({"steps": 0}, "--steps must be at least 1"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"top_p": 1.2}, "top-p must lie in (0, 1]"),
-        ({"eta": 0.1}, "--eta goes with a corrector"),
-        ({"order": "first-hitting", "steps": 4}, "leave out --steps"),
-        ({"grid": "1,0.5,0", "steps": 4}, "leave out --steps 4"),
+        ({"watch": True, "json": True}, ("--watch", "--json")),
+        ({"prompt": "a", "infill": "b___"}, ("--prompt", "--infill")),
+        ({"infill": "b___", "rewrite": "a"}, ("--infill", "--rewrite")),
+        ({"prompt": "a", "input": "-"}, ("--prompt", "--input")),
+        ({"prompt": "the ___ sat"}, ("--prompt", "--infill")),
+        ({"noise_level": 0.3}, ("--noise-level", "--rewrite")),
+        ({"noise_level": 0.3, "infill": "a___"}, ("--noise-level", "--rewrite")),
+        ({"clamp": True, "prompt": "a"}, ("--clamp", "--rewrite")),
+        ({"noise_level": 0.0, "rewrite": "a"}, ("--noise-level must", "0.0")),
+        ({"noise_level": 1.5, "rewrite": "a"}, ("--noise-level must", "1.5")),
+        ({"max_length": 12, "infill": "a___"}, ("leave out --max-length",)),
+        ({"max_length": 12, "rewrite": "a"}, ("leave out --max-length",)),
+        ({"max_length": 1}, ("--max-length must", "2", "1")),
+        ({"num_samples": 0}, ("--num-samples must", "0")),
+        ({"num_samples": 10**9}, ("--num-samples must", "1,000,000", "1000000000")),
+        ({"batch_size": 0}, ("--batch-size must", "0")),
+        ({"span_length": 0}, ("--span-length must", "0")),
+        ({"span_length": 3}, ("--span-length", "--infill")),
+        ({"stop_at_eos": True, "infill": "a___"}, ("--stop-at-eos",)),
     ],
 )
-def test_contradictions_are_refused_with_advice(settings: dict[str, Any], advice: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(advice)):
+def test_contradictions_are_refused_with_advice(settings: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="--") as caught:
         SampleConfig(**settings)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_settings_of_the_sampler_are_checked_before_anything_is_written(write, capsys: pytest.CaptureFixture) -> None:
+    for settings in ({"steps": 0}, {"temperature": 0.0}, {"eta": 0.1}, {"order": "first-hitting", "steps": 4}):
+        with pytest.raises(ValueError, match="--"):
+            write(**settings)
+    assert capsys.readouterr().out == ""
 
 
 # In a process of its own
@@ -273,7 +279,20 @@ def test_contradictions_are_refused_with_advice(settings: dict[str, Any], advice
 def test_prompts_from_a_pipe_to_json(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "bpe", "masked", BPE, length=24)
     done = subprocess.run(
-        [sys.executable, "-m", "cdlm", "sample", str(folder), "--input", "-", "--json", "--num", "1", "--steps", "3"],
+        [
+            sys.executable,
+            "-m",
+            "cdlm",
+            "sample",
+            str(folder),
+            "--input",
+            "-",
+            "--json",
+            "--num-samples",
+            "1",
+            "--steps",
+            "3",
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         input="the cat\nthe ___ sé\n".encode(),
@@ -285,20 +304,20 @@ def test_prompts_from_a_pipe_to_json(tmp_path: Path) -> None:
     assert one["text"].startswith("the cat")
     assert re.fullmatch(r"the .* sé", two["text"], re.DOTALL)
     assert END not in two["text"]
-    assert b"2 texts" in done.stderr
+    assert b"2 samples" in done.stderr
 
 
 def test_bfloat16_on_a_cpu(folder: str) -> None:
     """Without the tile registers, which some virtual machines announce and do not have."""
-    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num", "1", "--steps", "2", "--json"]
+    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num-samples", "1", "--steps", "2", "--json"]
     done = cdlm("sample", folder, *flags, ONEDNN_MAX_CPU_ISA="AVX2")
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["tokens"]) == 32
+    assert len(json.loads(done.stdout)["token_ids"]) == 32
 
 
 def test_bfloat16_on_a_cpu_works_or_is_refused(folder: str) -> None:
     """With the instructions that this CPU announces, whether it has them or not: never an illegal one."""
-    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num", "1", "--steps", "2", "--json"]
+    flags = ["--dtype", "bfloat16", "--device", "cpu", "--num-samples", "1", "--steps", "2", "--json"]
     done = cdlm("sample", folder, *flags, ONEDNN_MAX_CPU_ISA="ALL")
     assert done.returncode in (0, 1), done.stderr
     if done.returncode:

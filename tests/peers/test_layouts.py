@@ -49,7 +49,7 @@ MDLM = {**PLAIN, "model_type": "mdlm", "architectures": ["MDLM"], "time_conditio
 DUO = {**PLAIN, "model_type": "DUO", "architectures": ["DUO"], "causal": False, "cond_dim": 9, "var_min": True}
 UDLM = {**PLAIN, "model_type": "udlm", "time_conditioning": True, "cfg": False, "cfg_num_classes": -1}
 SDTT = {
-    "model": {"hidden_size": HIDDEN, "cond_dim": 8, "n_blocks": BLOCKS, "n_heads": HEADS, "length": LENGTH},
+    "model": {"hidden_size": HIDDEN, "cond_dim": 8, "n_blocks": BLOCKS, "n_heads": HEADS, "max_length": LENGTH},
     "parameterization": {"distill_mode": "kl-fwd", "start_from_hf": True},
     "time_conditioning": False,
     "tokenizer": {"name": "gpt2"},
@@ -180,7 +180,7 @@ def test_its_law_is_the_peers(layout: Layout, folder: Path) -> None:
 def test_it_writes_by_the_peers_law(layout: Layout, folder: Path) -> None:
     """Two steps with the likeliest tokens: the last is what the peer predicts at t = 1/2 for what the first left."""
     model = cdlm.load(folder, "cpu", tokenizer="bytes")
-    start, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num=8, steps=2, top_k=1))
+    start, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num_samples=8, steps=2, top_k=1))
     assert bool((start == IDS - 1).all()) == layout.masks
     assert torch.equal(last, likeliest(layout, left, 0.5))
     assert not torch.equal(last, left)
@@ -197,7 +197,7 @@ def test_it_samples_by_the_plug_in_posterior(layout: Layout, folder: Path) -> No
         return
     assert texts == [text.token_ids for text in model.sample(8, steps=4, posterior="plug-in")]
     assert texts != [text.token_ids for text in model.sample(8, steps=4, posterior="mixture")]
-    *_, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num=8, steps=4, tail="argmax"))
+    *_, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num_samples=8, steps=4, final_step="argmax"))
     assert torch.equal(last, likeliest(layout, left, NEAR_ZERO))  # DUO's greedy tail
 
 
@@ -210,7 +210,7 @@ def test_it_is_evaluated(layout: Layout, folder: Path, tmp_path: Path, monkeypat
         judge=(str(judge),),
         tasks=("unconditional", "likelihood"),
         texts=(f"some={texts}",),
-        num=4,
+        num_samples=4,
         steps=(2,),
         times=4,
         device="cpu",

@@ -11,12 +11,14 @@ from cdlm.rng import categorical, seeded
 from cdlm.sample import draw
 from cdlm.sample.ancestral import ancestral, ancestral_with_corrector, plain_ancestral
 from cdlm.sample.confidence import confidence, entropy_bound
-from cdlm.sample.draw import Draw
+from cdlm.sample.draw import Draw, last
 from cdlm.sample.generate import generate
 from cdlm.sample.logits import LogitsRows, keep_top_k, keep_top_p, temper
 from cdlm.sample.naive import naive_ancestral
 from cdlm.sample.order import first_hitting
+from cdlm.sample.samplers import SAMPLERS
 from cdlm.sample.settings import resolve
+from cdlm.types import LogLaw, Tokens
 
 from .truth import Table, V, text
 
@@ -157,3 +159,22 @@ def test_first_hitting_starts_where_it_is_told() -> None:
     started = text(generate(net, process, x, settings, rng, start=0.3))
     assert torch.equal(started, text(first_hitting(net, process, x, settings, rng, start=0.3)))
     assert not torch.equal(started, text(first_hitting(net, process, x, settings, rng)))
+
+
+@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if row.process != "none"])
+def test_every_sampler_heeds_banned_tokens_and_processors_of_the_caller(name: str) -> None:
+    process = masked(5)
+
+    def predict(x: Tokens, t: float) -> LogLaw:
+        """A uniform prediction, with carry-over."""
+        certain = torch.nn.functional.one_hot(x.clamp(max=4), 5).double().log()
+        even = torch.full((*x.shape, 5), 0.2, dtype=torch.float64).log()
+        return torch.where(process.positions(x)[..., None], even, certain)
+
+    def forbid_three(logits: LogLaw, rows: LogitsRows) -> LogLaw:
+        return logits.index_fill(-1, torch.tensor([3]), -torch.inf)
+
+    settings = resolve({"sampler": name} | ({} if name == "first-hitting" else {"steps": 4}), process)
+    x = process.start(8, seeded(0, batch=50))
+    states = generate(predict, process, x, settings, seeded(1, batch=50), banned=[2], logits_processors=[forbid_three])
+    assert set(last(states).x.flatten().tolist()) == {0, 1, 4}

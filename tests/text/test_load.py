@@ -24,7 +24,7 @@ def test_a_folder_says_how_its_texts_are(tmp_path: Path) -> None:
     assert (model.name, model.max_length, model.posterior, model.bos_framed) == ("mine", 24, "mixture", True)
     assert model.tokenizer.eos == 256
     assert not any(parameter.requires_grad for parameter in model.denoiser.parameters())
-    assert len(cdlm.load(str(folder)).sample(steps=2)[0].tokens) == 24
+    assert len(cdlm.load(str(folder)).sample(steps=2)[0].token_ids) == 24
 
 
 def test_a_run_is_its_newest_checkpoint(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def writer(hub: Path) -> str:
 
 
 def test_a_hub_id_opens_its_copy_in_the_cache(writer: str) -> None:
-    assert len(cdlm.load(writer).sample(steps=2)[0].tokens) == 16
+    assert len(cdlm.load(writer).sample(steps=2)[0].token_ids) == 16
 
 
 def test_a_model_of_the_hub_goes_by_its_id(writer: str) -> None:
@@ -73,7 +73,7 @@ def test_a_model_of_the_hub_goes_by_its_id(writer: str) -> None:
 
 def test_a_folder_goes_before_the_hub(hub: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "lab" / "writer", "masked", length=12)
-    assert cdlm.load("lab/writer").length == 12
+    assert cdlm.load("lab/writer").max_length == 12
 
 
 def test_what_neither_folder_nor_hub_knows_names_both(hub: Path) -> None:
@@ -206,17 +206,17 @@ def test_pickles_are_not_opened_and_the_way_out_is_named(tmp_path: Path, name: s
 def test_a_model_with_more_tokens_than_its_tokenizer_writes(tmp_path: Path, words: Words) -> None:
     """Networks are padded to round sizes; what stands for nothing must not stop a text."""
     model = cdlm.load(write_model(tmp_path, "masked", TOKENIZERS[words], vocab=384, length=16))
-    assert all(isinstance(text.text, str) for text in model.sample(num=3, steps=2))
+    assert all(isinstance(text.text, str) for text in model.sample(num_samples=3, steps=2))
 
 
 def test_a_folder_that_does_not_say_its_length_needs_one(tmp_path: Path) -> None:
     model = cdlm.load(write_model(tmp_path / "mute", "masked"))
     assert model.max_length == 0
-    with pytest.raises(ValueError, match="mute does not say how long its texts are: give a length"):
+    with pytest.raises(ValueError, match=r"mute does not say.*--max-length"):
         model.sample()
-    with pytest.raises(ValueError, match="no block"):
-        model.sample(length=12, block=4)
-    assert len(model.sample(length=12, steps=2)[0].tokens) == 12
+    with pytest.raises(ValueError, match="--block-length"):
+        model.sample(max_length=12, block_length=4)
+    assert len(model.sample(max_length=12, steps=2)[0].token_ids) == 12
 
 
 def test_a_folder_that_does_not_say_its_length_fills_blanks(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_compiled_and_eager_networks_write_the_same_texts(tmp_path: Path) -> Non
     code = (
         "import cdlm, sys\n"
         "kinds = (cdlm.load(sys.argv[1], 'cpu', 'float32', compile=compiled) for compiled in (False, True))\n"
-        "one, two = ([text.token_ids for text in model.sample(num=3, steps=6)] for model in kinds)\n"
+        "one, two = ([text.token_ids for text in model.sample(num_samples=3, steps=6)] for model in kinds)\n"
         "assert one == two, (one, two)\n"
     )
     done = subprocess.run(

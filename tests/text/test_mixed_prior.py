@@ -14,9 +14,9 @@ from cdlm.process.process import bridge_law, transition
 from cdlm.rng import seeded
 from cdlm.sample.draw import last, unconditional_log_probs
 from cdlm.sample.generate import generate
-from cdlm.sample.settings import Sampling
-from cdlm.studio.app import card
-from cdlm.text.pipeline import Model
+from cdlm.sample.settings import resolve
+from cdlm.studio.app import model_card
+from cdlm.text.pipeline import Pipeline
 from cdlm.types import wide
 
 from ..writers import BYTES
@@ -30,7 +30,7 @@ def mixed(vocab: int) -> Process:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> Pipeline:
     torch.manual_seed(1)
     denoiser = Denoiser(NetworkConfig(16, 2, 2, 8, 0.0, time_conditioning=True), mixed(V))
     for parameter in denoiser.parameters():
@@ -47,16 +47,16 @@ def test_its_capabilities() -> None:
     assert (process.has_mask, process.absorbing, process.flat, process.full) == (True, True, False, False)
 
 
-def test_it_samples_infills_and_rewrites_with_guidance(model: Model) -> None:
-    texts = model.sample(2, length=16, steps=4, guidance=0.5)
+def test_it_samples_infills_and_rewrites_with_guidance(model: Pipeline) -> None:
+    texts = model.sample(2, max_length=16, steps=4, guidance=0.5)
     assert all(max(text.token_ids) < V for text in texts)
     filled = model.infill("a ___ b", steps=4, guidance=0.5)[0].text
     assert filled.startswith("a ")
     assert filled.endswith(" b")
-    assert max(model.rewrite("some words", steps=4, guidance=0.5)[0].tokens) < V
+    assert max(model.rewrite("some words", steps=4, guidance=0.5)[0].token_ids) < V
 
 
-def test_guidance_divides_by_the_prediction_for_a_fully_masked_text(model: Model) -> None:
+def test_guidance_divides_by_the_prediction_for_a_fully_masked_text(model: Pipeline) -> None:
     """One hop to t = 0 takes every token from f^(1 + g) / b^g; counted against that very distribution."""
     process, n = model.denoiser.process, 4000
     assert process is not None
@@ -70,18 +70,20 @@ def test_guidance_divides_by_the_prediction_for_a_fully_masked_text(model: Model
     q_s, q_ts = transition(process, 0.0, 0.0), transition(process, 0.0, 1.0)
     clean = torch.nn.functional.pad(guided, (0, 1))
     truth = bridge_law(clean, x[0], q_s, q_ts)
-    drawn = last(generate(model.denoiser, process, x.expand(n, -1), Sampling(1, guidance=1.0), seeded(0, batch=n))).x
+    drawn = last(
+        generate(model.denoiser, process, x.expand(n, -1), resolve({"steps": 1, "guidance": 1.0}), seeded(0, batch=n))
+    ).x
     for place in range(2):
         counts = torch.bincount(drawn[:, place], minlength=V + 1).to(wide("cpu")) / n
         floor = float((truth[place] * (1 - truth[place]) / n).sqrt().sum()) / 2
         assert float((counts - truth[place]).abs().sum()) / 2 < 2 * floor
 
 
-def test_an_order_of_unmasking_needs_absorbing_noise(model: Model) -> None:
-    with pytest.raises(ValueError, match="--order dilated reveals masks"):
-        model.sample(1, length=16, steps=4, order="dilated")
+def test_an_order_of_unmasking_needs_absorbing_noise(model: Pipeline) -> None:
+    with pytest.raises(ValueError, match="--order dilated"):
+        model.sample(1, max_length=16, steps=4, order="dilated")
 
 
-def test_the_studio_offers_guidance_and_no_order(model: Model) -> None:
-    found = card("mixed", model)
+def test_the_studio_offers_guidance_and_no_order(model: Pipeline) -> None:
+    found = model_card("mixed", model)
     assert (found.has_mask, found.absorbing) == (True, False)

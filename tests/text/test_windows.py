@@ -72,9 +72,9 @@ def test_steps_and_evaluations_add_up(size: tuple[int, int, int, int]) -> None:
     states = list(windows(fill, *start(total, prompt), width, block))
     count = len(fill.seen)
     assert [state.step for state in states] == list(range(2 * count + 1))  # only the first window shows its start
-    assert states[-1].evaluations == [2 * count, 3 * count]
+    assert states[-1].nfe == [2 * count, 3 * count]
     for one, two in itertools.pairwise(states):
-        assert all(a <= b for a, b in zip(one.nfe, two.evaluations, strict=True))
+        assert all(a <= b for a, b in zip(one.nfe, two.nfe, strict=True))
         settled = one.x != BLANK
         assert torch.equal(one.x[settled], two.x[settled])
     assert {state.num_steps for state in states} == {2 if count == 1 else None}
