@@ -58,7 +58,7 @@ def test_text_to_model_to_text_without_any_extra(bare: Path, tried) -> None:
 cli("prepare corpus.txt --source lines --seq-length 16 --packing plain --out data".split())
 quick = "--steps 4 --seq-length 16 --batch-size 4 --valid-samples 1 --valid-sample-steps 2"
 cli(f"train tiny-mdlm --data data --out run {quick}".split())
-cli("sample run --num 1 --steps 2".split())
+cli("sample run --num-samples 1 --steps 2".split())
 cli("plot run".split())
 cli("recipes".split())
 """
@@ -69,7 +69,7 @@ cli("recipes".split())
 
 
 def test_two_moons_without_any_extra(bare: Path, tried) -> None:
-    flags = "--train-steps 3 --samples 50 --bins 8 --sampling-steps 1 --methods mdlm --out moons"
+    flags = "--train-steps 3 --num-samples 50 --bins 8 --sampling-steps 1 --methods mdlm --out moons"
     done = cdlm(bare, f"cli('moons {flags}'.split())")
     assert done.returncode == 0, done.stderr
     assert (bare / "moons" / "moons.png").is_file()

@@ -95,8 +95,10 @@ export class SettingsForm {
       for (const option of control.input.options ?? []) {
         option.disabled = !valid.some(({ choices }) => choices[name].includes(option.value));
       }
-      const source = valid.find(({ sources }) => name in sources);
-      if (!changed) control.write(source ? source.settings[name] : control.property["x-default"] ?? null);
+      const response = valid.find(({ sources }) => name in sources);
+      // A choice that nobody has made is shown as its default, "auto" rather than what that amounts to.
+      const unmade = !response || (control.input.options && response.sources[name] === "default");
+      if (!changed) control.write(unmade ? control.property["x-default"] ?? null : response.settings[name]);
     }
   }
 
