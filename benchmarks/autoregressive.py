@@ -21,8 +21,8 @@ from cdlm.process import masked
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
-from cdlm.sample.plan import Drawing, last
-from cdlm.sample.timesteps import uniform_times
+from cdlm.sample.draw import Draw, last
+from cdlm.sample.settings import resolve
 
 
 def main() -> None:
@@ -54,14 +54,15 @@ def main() -> None:
 
 
 def causal_texts(denoiser: Denoiser, b: int, l: int, compiled: bool, seed: int) -> None:
-    start = torch.zeros(b, 1, dtype=torch.long, device=denoiser.device)
-    last(autoregressive(denoiser, start, l, seeded(seed, batch=b), Drawing(compiled=compiled)))
+    x = torch.zeros(b, l, dtype=torch.long, device=denoiser.device)
+    last(autoregressive(denoiser, None, x, resolve({}, None), seeded(seed, batch=b), draw=Draw(compiled=compiled)))
 
 
 def texts(denoiser: Denoiser, b: int, l: int, steps: int, compiled: bool, nfe: list[float], seed: int) -> None:
     process, rng = denoiser.process, seeded(seed, batch=b)
     x = process.start(l, rng, denoiser.device)
-    state = last(ancestral(denoiser, process, x, uniform_times(steps), rng, Drawing(compiled=compiled)))
+    settings = resolve({"steps": steps}, process)
+    state = last(ancestral(denoiser, process, x, settings, rng, draw=Draw(compiled=compiled)))
     nfe.append(sum(state.nfe) / b)
 
 

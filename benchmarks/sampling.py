@@ -25,9 +25,9 @@ from cdlm.model.config import NetworkConfig
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
 from cdlm.sample.ancestral import ancestral
-from cdlm.sample.naive import race
-from cdlm.sample.plan import Drawing, State, last
-from cdlm.sample.timesteps import uniform_times
+from cdlm.sample.draw import Draw, State, last
+from cdlm.sample.naive import naive_ancestral
+from cdlm.sample.settings import resolve
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
         max(1, options.hidden_size // 64),
         time_conditioning=process.name == "uniform",
     )
-    grid = uniform_times(options.steps)
+    settings = resolve({"steps": options.steps}, process)
     plain = network(shape, process, options.vocab_size, device, torch.float32)
     low = torch.bfloat16 if device == "cuda" else torch.float32
     fast = network(shape, process, options.vocab_size, device, low)
@@ -51,13 +51,14 @@ def main() -> None:
     def reference(repeat: int) -> State:
         rng = seeded(repeat, "reference", batch=b)
         with half():
-            return last(race(plain, process, process.start(l, rng, device), grid, rng, "naive-fp64"))
+            x = process.start(l, rng, device)
+            return last(naive_ancestral(plain, process, x, settings, rng, dtype=torch.float64))
 
     def ours(repeat: int, compiled: bool = False) -> State:
         rng = seeded(repeat, "ours", batch=b)
         with contextlib.nullcontext() if compiled else half():
-            x, drawing = process.start(l, rng, device), Drawing(compiled=compiled)
-            return last(ancestral(fast if compiled else plain, process, x, grid, rng, drawing))
+            x, draw = process.start(l, rng, device), Draw(compiled=compiled)
+            return last(ancestral(fast if compiled else plain, process, x, settings, rng, draw=draw))
 
     size = f"{shape.num_layers} x {shape.hidden_size}"
     print(f"{machine(device)}; {options.process}, {size}, vocabulary {options.vocab_size:,}")

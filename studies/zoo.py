@@ -84,7 +84,7 @@ def sample_fresh(models: Path, out: Path, num_samples: int, device: str, names: 
     """Texts of another seed by the settings that were chosen, which saw those of the first."""
     for name in names:
         config = cdlm.load(models / name, "cpu").generation_config
-        for preset in config.get("step_presets") or [config]:
+        for preset in config.get("step_presets") or ([config] if config else []):
             sweep = {setting: (value,) for setting, value in preset.items()}
             _sample(models / name, out / f"{name}{FRESH_SUFFIX}", num_samples, device, sweep, FRESH_SEED)
 

@@ -14,8 +14,8 @@ from cdlm.data import END
 from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
-from cdlm.sample.settings import Sampling, flags
-from cdlm.text.pipeline import Model
+from cdlm.sample.settings import explicit, flags, resolve
+from cdlm.text.pipeline import Pipeline
 from cdlm.train.config import read_config
 from cdlm.train.recipes import RECIPES
 from studies.words import english_share
@@ -29,7 +29,7 @@ NAMES = ["mcdlm-guided", "mdlm"]
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, Model]:
+def models() -> dict[str, Pipeline]:
     return {name: cdlm.load(name, "cpu") for name in NAMES}
 
 
@@ -79,15 +79,16 @@ def test_the_card_tells_what_one_must_know(name: str) -> None:
     page = (zoo.HERE / name / "README.md").read_text()
     for part in ("library_name: cdlm", "license", "CC BY-SA 3.0", "public domain", "SmolLM2", "Gemma", "## Limits"):
         assert part in page, part
-    for own in json.loads((zoo.HERE / name / "config.json").read_text())["sampling"]:
-        assert flags(Sampling(**own)) in page
+    config = json.loads((zoo.HERE / name / "generation_config.json").read_text())
+    for preset in config["step_presets"]:
+        assert flags(explicit(resolve(preset))) in page
     assert f'cdlm.load("{name}")' in page
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
-    """As it writes best: words that people use, as many different ones as in their texts, sentences that end."""
-    texts = models[name].sample(num=8, seed=0)
+def test_texts_are_english(name: str, models: dict[str, Pipeline]) -> None:
+    """As its generation config says: words that people use, as many different ones, sentences that end."""
+    texts = models[name].sample(num_samples=8, seed=0)
     assert english_share([text.text for text in texts]) > 0.93
     nats = [float(entropy(torch.tensor([text.token_ids]))) for text in texts]
     assert sum(nats) / len(nats) > 4.5
@@ -96,10 +97,10 @@ def test_texts_are_english(name: str, models: dict[str, Model]) -> None:
     assert sum(text.text[:1].isupper() or text.text[:1] in "\"'" for text in texts) >= 7
 
 
-def test_a_blank_is_filled_with_words(models: dict[str, Model]) -> None:
+def test_a_blank_is_filled_with_words(models: dict[str, Pipeline]) -> None:
     text = "The old ___ sat on the ___ and looked at the sea."
     for model in models.values():
-        found = model.infill(text, num=2, seed=0)
+        found = model.infill(text, num_samples=2, seed=0)
         whole = re.compile(r"The old .+ sat on the .+ and looked at the sea\.", re.DOTALL)
         assert all(whole.fullmatch(one.text) for one in found)
         assert english_share([one.text for one in found]) > 0.9
@@ -107,7 +108,7 @@ def test_a_blank_is_filled_with_words(models: dict[str, Model]) -> None:
 
 @pytest.mark.parametrize(("name", "nats"), [("mdlm", 0.8057), ("mcdlm-guided", 0.6007)])
 def test_hidden_words_are_as_likely_as_when_the_weights_were_made(
-    name: str, nats: float, models: dict[str, Model]
+    name: str, nats: float, models: dict[str, Pipeline]
 ) -> None:
     """Weights that were mixed up, or rounded further, would show."""
     law, tokens = models[name].denoiser, models[name].tokenizer
@@ -120,21 +121,24 @@ def test_hidden_words_are_as_likely_as_when_the_weights_were_made(
     assert float(-said[hidden[0] == law.vocab].mean()) == pytest.approx(nats, rel=0.01)
 
 
-def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Model]) -> None:
-    done = command("sample", "--num", "1", "--device", "cpu")
+def test_without_a_model_the_best_one_writes_and_says_how(models: dict[str, Pipeline]) -> None:
+    done = command("sample", "--num-samples", "1", "--device", "cpu")
     text = succeed(done)
-    assert f"no model was named: {zoo.BEST} comes with cdlm" in text
-    assert f"as it writes best, with {flags(models[zoo.BEST].settings({}))}" in text
+    assert f"no model was named: {zoo.BEST} is bundled with cdlm" in text
+    config = {name: value for name, value in models[zoo.BEST].generation_config.items() if name != "step_presets"}
+    shown = re.search(r"settings: (.*) \(generation config\)$", text, re.MULTILINE)
+    assert shown is not None
+    assert sorted(re.findall(r"--\S+ \S+", shown[1])) == sorted(flags({name: value}) for name, value in config.items())
     assert " ".join(models[zoo.BEST].sample(seed=0)[0].text.split())[:200] in " ".join(text.split())
 
 
-def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, Model]) -> None:
+def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: dict[str, Pipeline]) -> None:
     monkeypatch.chdir(tmp_path)
     assert cdlm.load("mdlm", "cpu").name == "mdlm"
     assert cdlm.load(device="cpu").name == zoo.BEST
     models["mdlm"].save_pretrained(tmp_path / zoo.BEST)  # a folder of that name is what is meant by it
-    assert cdlm.load(zoo.BEST, "cpu").folder == Path(zoo.BEST)
-    assert cdlm.load(device="cpu").folder == zoo.HERE / zoo.BEST
+    assert cdlm.load(zoo.BEST, "cpu").directory == Path(zoo.BEST)
+    assert cdlm.load(device="cpu").directory == zoo.HERE / zoo.BEST
     with pytest.raises(ValueError, match=r"a model of cdlm zoo \(.*mdlm\)"):
         cdlm.load("nobody", "cpu")
 
@@ -159,7 +163,7 @@ def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
     ]
     run += ["--valid-batches", "1", "--out", str(tmp_path / "run")]
     succeed(command("train", "zoo-mdlm", "--data", str(tmp_path / "tokens"), *run))
-    assert cdlm.load(tmp_path / "run", "cpu").trained["from"] == cdlm.load("mdlm", "cpu").trained
+    assert cdlm.load(tmp_path / "run", "cpu").training["from"] == cdlm.load("mdlm", "cpu").training
 
 
 def test_the_list_names_them_all() -> None:
@@ -171,11 +175,11 @@ def test_the_list_names_them_all() -> None:
     assert command("zoo", "--sise").returncode != 0
 
 
-def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Model]) -> None:
+def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Pipeline]) -> None:
     """Not picked. The last digits of another CPU may turn one of them."""
     page = (ROOT / "README.md").read_text()
     shown = [" ".join(part.split()) for part in re.findall(r"^> (.+(?:\n> .+)*)", page, re.MULTILINE)]
     shown = [part.replace("> ", "").replace("&lt;", "<") for part in shown]
-    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num=4, seed=0)]
+    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num_samples=4, seed=0)]
     assert len(shown) == 4
     assert sum(text in shown for text in texts) >= 3

@@ -26,6 +26,9 @@ from typing import NoReturn
 
 import torch
 
+DERIVED = ("cdlm.text.options", "cdlm.cli.sample", "cdlm.eval.", "cdlm.studio.")
+"""Modules that derive types from the tables of samplers and orders when they are imported."""
+
 CLIENT = """\
 import json, os, signal, socket, sys
 
@@ -110,6 +113,8 @@ def execute(words: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
         exec(compile(rest[1], "<command>", "exec"), {"__name__": "__main__"})
     else:
+        for name in [name for name in sys.modules if name.startswith(DERIVED)]:
+            del sys.modules[name]  # the file may add rows to the tables first
         sys.path.insert(0, str(Path(rest[0]).resolve().parent))
         sys.argv = rest
         runpy.run_path(rest[0], run_name="__main__")

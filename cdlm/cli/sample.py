@@ -21,7 +21,7 @@ from rich.text import Text as Line
 from cdlm.cli.common import console, parse, prepare_torch
 from cdlm.data import END
 from cdlm.devices import Device, Dtype, few_threads
-from cdlm.sample.settings import Settings, describe_settings, explicit, flags, sources
+from cdlm.sample.settings import Settings, check_value, describe_settings, explicit, flags, sources
 from cdlm.text.animation import animation
 from cdlm.text.options import given_settings, setting_options
 from cdlm.text.template import MAX_SAMPLES, Template, has_blanks
@@ -92,6 +92,8 @@ class SampleConfig(_Options):
     """A tokenizer.json or a directory of GPT-2's files, for a model directory that has none."""
 
     def __post_init__(self) -> None:
+        for name, value in given_settings(self).items():
+            check_value(name, value)  # before a model is opened, which may take long; `resolve` checks combinations
         for name in ("num_samples", "span_length", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

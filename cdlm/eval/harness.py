@@ -38,7 +38,7 @@ from cdlm.objective.divergence import rate_kl
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import last
 from cdlm.sample.settings import DEFAULTS, Settings, resolve
-from cdlm.text.pipeline import load
+from cdlm.text.pipeline import Pipeline, load
 from cdlm.text.template import OPEN, Template
 from cdlm.types import LogLaw, Pair, Time, Tokens
 

@@ -30,7 +30,9 @@ _ROWS = 1024
 
 
 @torch.no_grad()
-def exact_log_likelihood(denoiser: Denoiser, x0: Tokens, scored: Scored) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
+def exact_log_likelihood(
+    denoiser: Denoiser, x0: Tokens, scored: Scored
+) -> tuple[Float[Tensor, "b"], Bool[Tensor, "b"]]:
     """log p of the scored tokens under an autoregressive model, and whether each is the likeliest."""
     hidden = denoiser.features(x0[:, :-1], torch.ones(len(x0), dtype=torch.float64))
     return _compare(denoiser, hidden, x0[:, 1:], scored[:, 1:])

@@ -289,6 +289,8 @@ def describe_settings(settings: Settings) -> list[str]:
 
 def implied_sampler(settings: Settings) -> str:
     """The sampler that `auto` chooses for these settings, on the process that theirs is for."""
+    if settings.sampler not in SAMPLERS:  # of a result whose sampler is in a file of its own, which is not loaded
+        return "auto"
     values, row = dataclasses.asdict(settings), SAMPLERS[settings.sampler]
     given = {name: values[name] for name in ("steps",) if name in row.settings}
     for name, other in SAMPLERS.items():

@@ -53,7 +53,7 @@ def test_one_step_of_every_method(size: str, parameters: str) -> None:
 
 
 def test_moons_writes_picture_table_and_models(tmp_path: Path) -> None:
-    flags = ["--train-steps", "20", "--samples", "500", "--bins", "8", "--sampling-steps", "1", "4"]
+    flags = ["--train-steps", "20", "--num-samples", "500", "--bins", "8", "--sampling-steps", "1", "4"]
     done = cdlm("moons", *flags, "--out", str(tmp_path), "--methods", "mdlm", "mcdlm:kappa=0,steps=staged")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "moons.json").read_text())
@@ -75,7 +75,7 @@ def test_moons_writes_picture_table_and_models(tmp_path: Path) -> None:
         (["moons", "--methods", "mcdlm:kappa=much"], "takes a float", 1),
         (["moons", "--methods", "mcdlm:kappa"], "name=value", 1),
         (["moons", "--bins", "60", "--encoding", "digits"], "power of 4", 1),
-        (["moons", "--sampling-steps", "0"], "from 1 up", 2),
+        (["moons", "--sampling-steps", "0"], "--sampling-steps must", 2),
         (["moons", "--train-steps", "0"], "at least 1", 2),
         (["moons", "--device", "tpu"], "cuda", 2),
         (["moons", "--unknown", "3"], "Unrecognized", 2),

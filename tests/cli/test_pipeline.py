@@ -105,7 +105,7 @@ def test_recipes_and_schedules_are_shown(work: Path) -> None:
         (["plot", "nowhere"], "there is no recipe"),
         (["plot", "docs"], "not the folder of a run"),
         (["sample", "nowhere"], "does not exist"),
-        (["sample", "nowhere", "--steps", "0"], "at least 1"),
+        (["sample", "nowhere", "--steps", "0"], "--steps must be between 1 and 1,000,000 (got 0)."),
         (["sample", "nowhere", "--steps", "0"], "Error parsing cdlm sample:"),
         (["sample", "nowhere", "--num-samples", "ten"], "takes a whole number; got 'ten'"),
         (["prepare", "nowhere.txt", "--out", "never"], "nowhere.txt"),

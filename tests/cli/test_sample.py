@@ -15,6 +15,7 @@ from rich.console import Console
 import cdlm as package
 from cdlm.cli.sample import SampleConfig, generate_samples
 from cdlm.data import END
+from cdlm.sample.settings import flag
 
 from ..writers import BPE, write_model
 from .test_main import ROOT, cdlm
@@ -266,8 +267,14 @@ def test_contradictions_are_refused_with_advice(settings: dict[str, Any], words:
     assert all(word in str(caught.value) for word in words)
 
 
-def test_settings_of_the_sampler_are_checked_before_anything_is_written(write, capsys: pytest.CaptureFixture) -> None:
-    for settings in ({"steps": 0}, {"temperature": 0.0}, {"eta": 0.1}, {"order": "first-hitting", "steps": 4}):
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("temperature", 0.0), ("top_p", 1.2), ("order", "never")])
+def test_values_out_of_range_are_refused_before_a_model_is_opened(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{flag(name)} must.*{value}"):
+        SampleConfig(**{name: value})
+
+
+def test_combinations_are_refused_before_anything_is_written(write, capsys: pytest.CaptureFixture) -> None:
+    for settings in ({"eta": 0.1}, {"order": "first-hitting", "steps": 4}, {"timesteps": "1,0.5,0", "steps": 4}):
         with pytest.raises(ValueError, match="--"):
             write(**settings)
     assert capsys.readouterr().out == ""

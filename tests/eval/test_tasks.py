@@ -214,15 +214,22 @@ def test_a_model_that_was_trained_on_is_another(tmp_path: Path, work: Path) -> N
 def test_a_row_says_how_its_model_was_trained(work: Path, tmp_path: Path) -> None:
     """By which method, how long, on what batches, and from which model, back to the first."""
     prepare(PrepareConfig((str(work / "one.txt"),), tmp_path / "data", seq_length=LENGTH, valid_documents=4), QUIET)
-    quick = {"data": tmp_path / "data", "batch": 4, "length": LENGTH, "samples": 0, "device": "cpu", "valid_every": 0}
+    quick = {
+        "data": tmp_path / "data",
+        "batch_size": 4,
+        "seq_length": LENGTH,
+        "valid_samples": 0,
+        "device": "cpu",
+        "valid_every": 0,
+    }
     base = dataclasses.replace(RECIPES["tiny-mdlm"].config, out=tmp_path / "base", steps=3, **quick)
     train(base)
     then = dataclasses.replace(
         RECIPES["tiny-mcdlm"].config, out=tmp_path / "then", steps=2, init_from=tmp_path / "base", **quick
     )
     train(then)
-    first = {"method": base.method, "steps": 3, "batch": 4, "length": LENGTH, "from": None}
-    second = {"method": then.method, "steps": 2, "batch": 4, "length": LENGTH, "from": first}
+    first = {"method": base.method, "steps": 3, "batch_size": 4, "seq_length": LENGTH, "from": None}
+    second = {"method": then.method, "steps": 2, "batch_size": 4, "seq_length": LENGTH, "from": first}
     assert cdlm.load(tmp_path / "then", "cpu").training == second
     rows = evaluate(config(work, tmp_path, models=(str(tmp_path / "base"), str(tmp_path / "then")), steps=(2,)), QUIET)
     assert [row["training"] for row in rows] == [first, second]

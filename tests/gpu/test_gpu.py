@@ -14,10 +14,9 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.model.ema import frozen_copy
 from cdlm.process import Process, masked, uniform, unigram
 from cdlm.rng import seeded
-from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.draw import last
 from cdlm.sample.generate import generate
-from cdlm.sample.settings import Sampling
+from cdlm.sample.settings import resolve
 
 pytestmark = pytest.mark.gpu
 
@@ -92,14 +91,16 @@ def test_a_run_on_a_gpu_learns_and_resumes_from_the_cpu(tied: bool, tmp_path: Pa
 
 SAMPLERS = {
     "masked": (masked, {}),
-    "greedy tail": (masked, {"tail": "argmax"}),
+    "greedy final step": (masked, {"final_step": "argmax"}),
     "many steps": (masked, {"steps": 100}),
     "corrector": (masked, {"corrector": "rescale", "eta": 0.3}),
     "dilated": (masked, {"order": "dilated"}),
+    "equal steps": (masked, {"steps": 7, "step_size": "equal"}),
+    "plain": (masked, {"sampler": "plain", "steps": 7}),
     "first-hitting": (masked, {"order": "first-hitting"}),
     "margin": (masked, {"order": "margin", "steps": 6}),
     "top-p": (masked, {"top_p": 0.8, "temperature": 0.9}),
-    "uniform": (uniform, {"tail": "argmax"}),
+    "uniform": (uniform, {"final_step": "argmax"}),
     "uniform, mixture": (uniform, {"posterior": "mixture"}),
     "uniform, corrector": (uniform, {"corrector": "constant", "eta": 0.3}),
 }
@@ -119,11 +120,11 @@ def test_samplers_draw_the_same_tokens_as_the_cpu(name: str) -> None:
     """In double precision, where rounding decides nothing."""
     kind, settings = SAMPLERS[name]
     process = kind(211)
-    denoiser, sampling, found = lively(process).double(), Sampling(**settings), []
+    denoiser, resolved, found = lively(process).double(), resolve(settings, process), []
     for device in ("cpu", "cuda"):
         rng = seeded(3, batch=6)
         x = process.start(40, rng("start"), device)
-        state = last(generate(denoiser.to(device), process, x, sampling, rng))
+        state = last(generate(denoiser.to(device), process, x, resolved, rng))
         found.append((state.x.cpu(), state.nfe))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
@@ -132,8 +133,10 @@ def test_samplers_draw_the_same_tokens_as_the_cpu(name: str) -> None:
 def test_autoregressive_graph_draws_the_same_tokens_as_the_cpu() -> None:
     denoiser, found = lively(None).double(), []
     for device in ("cpu", "cuda"):
-        start = torch.tensor([[1, 2, 3], [4, 5, 6]], device=device)
-        found.append(last(autoregressive(denoiser.to(device), start, 50, seeded(3, batch=2))).x.cpu())
+        x = torch.nn.functional.pad(torch.tensor([[1, 2, 3], [4, 5, 6]]), (0, 47)).to(device)
+        given = (torch.arange(50, device=device) < 3).expand(2, -1)
+        states = generate(denoiser.to(device), None, x, resolve({}, None), seeded(3, batch=2), given=given)
+        found.append(last(states).x.cpu())
     assert torch.equal(*found)
 
 
@@ -154,10 +157,10 @@ def test_accelerated_network_and_sampler_agree_with_the_plain_ones(kind) -> None
     rng = seeded(5, batch=4)
     start = process.start(64, rng("start"), "cuda")
     slow, quick = (
-        last(generate(net, process, start, Sampling(steps=8), rng, compiled=compiled))
+        last(generate(net, process, start, resolve({"steps": 8}), rng, compiled=compiled))
         for net, compiled in ((plain, False), (fast, True))
     )
-    assert quick.evaluations == slow.evaluations
+    assert quick.nfe == slow.nfe
     assert (quick.x == slow.x).float().mean() > 0.9  # the same plan and noise; rounding may turn a token or two
 
 

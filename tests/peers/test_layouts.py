@@ -197,7 +197,8 @@ def test_it_samples_by_the_plug_in_posterior(layout: Layout, folder: Path) -> No
         return
     assert texts == [text.token_ids for text in model.sample(8, steps=4, posterior="plug-in")]
     assert texts != [text.token_ids for text in model.sample(8, steps=4, posterior="mixture")]
-    *_, left, last = (torch.tensor(frame.token_ids) for frame in model.stream(num_samples=8, steps=4, final_step="argmax"))
+    frames = model.stream(num_samples=8, steps=4, final_step="argmax")
+    *_, left, last = (torch.tensor(frame.token_ids) for frame in frames)
     assert torch.equal(last, likeliest(layout, left, NEAR_ZERO))  # DUO's greedy tail
 
 

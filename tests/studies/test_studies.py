@@ -194,7 +194,7 @@ def test_the_denoiser_of_a_chain_is_exact(corpus: Path, tmp_path: Path) -> None:
             if x[i] == v:
                 law = torch.stack([fits[every[:, i] == token].sum() for token in range(v)])
                 assert torch.allclose(found[i].double(), law / law.sum(), atol=1e-5)
-    flags = ["--vocab", 12, "--steps", 3, "--num-samples", 4, "--length", 24, "--out", tmp_path / "b.json"]
+    flags = ["--vocab", 12, "--steps", 3, "--num-samples", 4, "--max-length", 24, "--out", tmp_path / "b.json"]
     done = run("bigram", "--data", corpus / "tokens", *flags)
     assert done.returncode == 0, done.stderr
     first, *rows = [json.loads(line) for line in (tmp_path / "b.json").read_text().splitlines()]
