@@ -21,7 +21,7 @@ def test_the_service_keeps_what_its_description_promises(tmp_path: Path) -> None
     folders = [write_model(tmp_path / kind, kind, BPE, length=16) for kind in ("masked", "uniform", "causal")]
     tool = shutil.which("schemathesis", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert tool
-    with studio(*folders, "--max-steps", 8, "--max-length", 32) as (url, process):
+    with studio(*folders, "--max-steps", 2, "--max-length", 32, "--max-samples", 2) as (url, process):
         get(f"{url}health")
         words = [tool, "run", f"{url}openapi.json", "--max-examples", "8", "--seed", "1", "--no-color"]
         words += ["--exclude-checks", "positive_data_acceptance"]
