@@ -16,8 +16,8 @@ def make_process(config: TrainConfig, method: Method, vocab: int, saved: Tensor 
     """The process of a run; None for an autoregressive one. A resumed run has a `saved` unigram prior."""
     if config.noise_schedule not in SCHEDULES:
         raise ValueError(
-            f"--noise-schedule must be one of {', '.join(SCHEDULES)} (got {config.noise_schedule!r}); your own is known "
-            "where the file that adds it to SCHEDULES is run (docs/extend.md)."
+            f"--noise-schedule must be one of {', '.join(SCHEDULES)} (got {config.noise_schedule!r}); your own is "
+            "known where the file that adds it to SCHEDULES is run (docs/extend.md)."
         )
     process = method.default_process(vocab)
     kind, mask_probability = parse_prior(config.prior)

@@ -55,11 +55,11 @@ def test_a_trained_model_writes_the_same_in_any_batch(name: str, trained, tried)
     """In float64: seven texts, in batches of 1, 2, 3 and 7, and the third alone."""
     model = cdlm.load(str(trained(name)), "cpu", "float64")
     how = {} if name == "ar" else {"steps": 5}
-    texts = [text.token_ids for text in model.sample(num=7, seed=3, batch=7, **how)]
+    texts = [text.token_ids for text in model.sample(num_samples=7, seed=3, batch_size=7, **how)]
     for batch in (1, 2, 3):
-        assert [text.token_ids for text in model.sample(num=7, seed=3, batch=batch, **how)] == texts
-    assert [text.token_ids for text in model.sample(num=3, seed=3, batch=32, **how)] == texts[:3]
-    assert texts != [text.token_ids for text in model.sample(num=7, seed=4, batch=7, **how)]
+        assert [text.token_ids for text in model.sample(num_samples=7, seed=3, batch_size=batch, **how)] == texts
+    assert [text.token_ids for text in model.sample(num_samples=3, seed=3, batch_size=32, **how)] == texts[:3]
+    assert texts != [text.token_ids for text in model.sample(num_samples=7, seed=4, batch_size=7, **how)]
     tried(f"other batch sizes ({name}, float64)", 4, "the same texts")
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_was_resumed_writes_the_same(recipe, tmp_path: Path, monkeypa
             train(config, "auto")
     monkeypatch.setattr(loop, "train_step", real)
     texts = [
-        [text.text for text in cdlm.load(str(path), "cpu", "float32").sample(num=3, steps=4, seed=1)]
+        [text.text for text in cdlm.load(str(path), "cpu", "float32").sample(num_samples=3, steps=4, seed=1)]
         for path in (whole, train(config, "auto"))
     ]
     assert texts[0] == texts[1]
@@ -112,7 +112,7 @@ def test_one_process_or_two_write_the_same(name: str, recipe, tmp_path: Path, tr
     a, b = (checkpoint.read(path).tensors["online"] for path in (alone, both))
     assert all(torch.allclose(a[key], b[key], rtol=0, atol=1e-9) for key in a)
     texts = [
-        [text.token_ids for text in cdlm.load(str(path), "cpu", "float64").sample(num=4, steps=4, seed=1)]
+        [text.token_ids for text in cdlm.load(str(path), "cpu", "float64").sample(num_samples=4, steps=4, seed=1)]
         for path in (alone, both)
     ]
     assert texts[0] == texts[1]
