@@ -125,8 +125,8 @@ def test_a_resumed_run_ends_with_the_same_bits(
     model = cdlm.load(config.out, "cpu", "float32")
     assert torch.equal(model.denoiser.process.prior, saved)
     (sample,) = model.sample(steps=4)
-    assert len(sample.tokens) == config.seq_length
-    assert max(sample.tokens) < BYTES
+    assert len(sample.token_ids) == config.seq_length
+    assert max(sample.token_ids) < BYTES
 
 
 def test_another_prior_is_another_run(recipe) -> None:

@@ -101,5 +101,5 @@ def test_a_zoo_run_in_the_small(tmp_path: Path) -> None:
     model = cdlm.load(run.out, "cpu")
     assert model.bos_framed
     assert model.denoiser.config.tie_embeddings
-    written = model.sample(num=4, steps=32, seed=0)
+    written = model.sample(num_samples=4, steps=32, seed=0)
     assert sum(text.token_ids[0] == model.tokenizer.bos for text in written) >= 3
