@@ -30,7 +30,7 @@ from ..zygote import home
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
+WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export", "grep")
 NEEDS = ("gpu", "hub", "cluster", "judge", "browser")
 
 QUICK = "--steps 6 --batch-size 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1"
