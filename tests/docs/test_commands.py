@@ -40,6 +40,7 @@ SHORTER = [
     ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --seq-length 64"),
     ("train small-*", "--network.hidden-size 32 --network.num-layers 1 --network.num-heads 1 --network.cond-dim 8"),
     ("sample*", "--num-samples 1"),
+    ("sample mdlm --[so]*", "--max-length 32"),
     ("moons*", "--train-steps 3 --num-samples 200 --bins 8 --sampling-steps 1 2 --batch-size 32"),
     ("methods --run *", "--run tiny --seq-length 16 --vocab-size 200"),
     ("eval *", "--num-samples 4"),

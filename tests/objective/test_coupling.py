@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdlm.objective import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced, pair_of
+from cdlm.objective import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.process import Cosine, Gaussian, masked, uniform, unigram
 from cdlm.rng import seeded
 from cdlm.types import Mixture, Pair
@@ -205,16 +205,3 @@ def test_couplings_print_themselves():
     assert str(Bridge(masked(V))) == "Bridge(masked)"
     assert "-4" in str(SharedNoise(uniform(V), Gaussian(V, -4.0, -1.0)))
     assert "0.001" in str(Relaxed(uniform(V), Gaussian(V), 1e-3))
-
-
-@pytest.mark.parametrize(
-    ("x_s", "message"),
-    [
-        (torch.zeros(2, 7, dtype=torch.long), r"the x_s of a coupling .* \(2, 8\) int64 \(got \(2, 7\) int64\)"),
-        (torch.zeros(2, 8), r"the x_s of a coupling .* \(2, 8\) int64 \(got \(2, 8\) float32\)"),
-    ],
-)
-def test_a_pair_of_other_shapes_is_refused(x_s: Tensor, message: str) -> None:
-    x0 = data(2)
-    with pytest.raises(ValueError, match=message):
-        pair_of(masked(V), x0, x_s, x0, times(0.1, 0.1), times(0.5, 0.5))
