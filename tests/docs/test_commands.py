@@ -44,6 +44,7 @@ SHORTER = [
     ("moons*", "--train-steps 3 --num-samples 200 --bins 8 --sampling-steps 1 2 --batch-size 32"),
     ("methods --run *", "--run tiny --seq-length 16 --vocab-size 200"),
     ("eval *", "--num-samples 4"),
+    ("eval *--temperature 1 0.9 0.8 0.7*", "--temperature 1 0.8"),
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),
