@@ -39,7 +39,9 @@ class Denoiser(nn.Module):
         if process is None and vocab is None:
             raise ValueError("a causal network has no process to tell its vocabulary: give `vocab`")
         if process is not None and vocab is not None and vocab != process.vocab:
-            raise ValueError(f"the process has a vocabulary of {process.vocab} tokens (got vocab {vocab}); leave it out")
+            raise ValueError(
+                f"the process has a vocabulary of {process.vocab} tokens (got vocab {vocab}); leave it out"
+            )
         if process is not None and config is not None and config.time_conditioning and not process.noise.eps > 0:
             raise ValueError(
                 f"a network that is told the time sees -log alpha(t), which has no end at t = 1 where eps = "

@@ -99,8 +99,8 @@ def load_denoiser(
 ) -> Denoiser:
     """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), or a public checkpoint.
 
-    Nothing is unpickled. A `config` that `read_model_config` has already read is not read again. Weights of a network of
-    your own need that `network`, of any weights, and are copied into it.
+    Nothing is unpickled. A `config` that `read_model_config` has already read is not read again. Weights of a network
+    of your own need that `network`, and are copied into it.
     """
     folder = newest(Path(folder))
     config = read_model_config(folder) if config is None else config
@@ -292,7 +292,8 @@ def _migrate_training(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor], custom: nn.Module | None = None) -> Denoiser:
-    network, vocab = custom or NetworkConfig(**config["network"]), config["vocab_size"]
+    network = NetworkConfig(**config["network"]) if custom is None else custom
+    vocab = config["vocab_size"]
     if isinstance(network, NetworkConfig):
         _check_size(network, vocab, tensors)
     if config["process"] is None:
@@ -382,7 +383,8 @@ def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:
             raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
         if tensors[name].shape != wanted[name].shape:
             have, want = tuple(tensors[name].shape), tuple(wanted[name].shape)
-            source = f"the network given, {denoiser.custom_network}, has" if denoiser.custom_network else "config.json implies"
+            custom = denoiser.custom_network
+            source = "config.json implies" if custom is None else f"the {custom} that was given has"
             raise LayoutError(f"tensor {name!r} has the shape {have}, but {source} {want}")
         same_kind = tensors[name].is_floating_point() == wanted[name].is_floating_point()
         if not same_kind or not bool(torch.isfinite(tensors[name]).all()):

@@ -175,9 +175,7 @@ class _Total(torch.autograd.Function):
         return scaled[0], weight, bias, None, None, None
 
 
-def _targets(
-    target: Int[Tensor, "n"] | Prediction, width: int, dtype: torch.dtype
-) -> Callable[[slice, int], Tensor]:
+def _targets(target: Int[Tensor, "n"] | Prediction, width: int, dtype: torch.dtype) -> Callable[[slice, int], Tensor]:
     """The targets of a chunk of rows: token ids, or logits of the distributions that a network predicts."""
     if isinstance(target, Tensor):
         return lambda span, count: _filled(target[span], count)

@@ -101,7 +101,7 @@ def fused_sum(draws: list[tuple[Term, Pair]], student: Denoiser, target: Denoise
     hidden = student.features(x_t, torch.cat([pair.alpha_t for _, pair in draws])).flatten(0, 1)
 
     closed = [(name, part) for name, part in parts if has_closed_form(part, student)]
-    total, values = torch.zeros((), dtype=value_dtype(hidden.dtype), device=hidden.device), []
+    total, values = torch.zeros((), dtype=value_dtype(hidden.dtype), device=hidden.device), list[Tensor]()
     if student.linear_head is not None:
         total, values = weighted_sums(student, hidden, [part for _, part in closed])
     sums: dict[str, list[Tensor]] = {term.name: [] for term, _ in draws}

@@ -138,8 +138,9 @@ class _Features(nn.Module):
 def parallelize(denoiser: Denoiser, parallel: Parallel) -> nn.Module:
     """Synchronise gradients when a loss is differentiated, by the forward pass `denoiser.features` from now on.
 
-    Blocks of a `DiT` are sharded one by one, a network of the user's own as one piece. A loss runs `features` once, then
-    reads the weights of the head: they are whole until its backward pass has ended. Returns the module that `set_gradient_sync` and `reshard` take.
+    Blocks of a `DiT` are sharded one by one, a network of the user's own as one piece. A loss runs `features` once,
+    then reads the weights of the head: they are whole until its backward pass has ended. Returns the module that
+    `set_gradient_sync` and `reshard` take.
     """
     if parallel == "fsdp":
         for block in denoiser.backbone.blocks if isinstance(denoiser.backbone, DiT) else ():
