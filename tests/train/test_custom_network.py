@@ -301,7 +301,7 @@ def test_what_a_custom_network_cannot_do_is_one_sentence() -> None:
     denoiser = Denoiser(network_for(uniform(VOCAB), VOCAB), uniform(VOCAB))
     with pytest.raises(ValueError, match="duo:curriculum=0"):
         METHODS["duo"](denoiser.process, total=4).loss(denoiser, None, data(), 0, seeded(0, "train", 0, batch=8))
-    with pytest.raises(ValueError, match="a DiT .got RecurrentNetwork."):
+    with pytest.raises(ValueError, match=r"a DiT \(got RecurrentNetwork\)"):
         denoiser.config  # noqa: B018
     with pytest.raises(ValueError, match="not another Denoiser"):
         Denoiser(denoiser, uniform(VOCAB))
