@@ -126,7 +126,8 @@ def custom_run(recipe: Callable[..., TrainConfig], bases: Path, method: str) -> 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_samples_it(method: str, recipe, bases: Path) -> None:
     run = custom_run(recipe, bases, method)
-    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [2, 4]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in lines] == [("train", 2), ("train", 4), ("valid", 4)]
     process = METHODS[method].default_process(BYTES)
     pipe = cdlm.load(run, device="cpu", network=network_for(process, BYTES))
     assert len(pipe.sample(num_samples=2, **({} if process is None else {"steps": 2}))) == 2
