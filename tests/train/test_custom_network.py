@@ -140,13 +140,13 @@ def test_it_learns(method: str) -> None:
     """Every method that starts from nothing lowers the NELBO of a sequence that repeats."""
     process = METHODS[method].default_process(VOCAB)
     denoiser = Denoiser(network_for(process, VOCAB), process, VOCAB)
-    objective = METHODS[method](process, total=20, **choices(method))
+    objective = METHODS[method](process, total=10, **choices(method))
     target = frozen_copy(denoiser) if objective.network is not None else None
-    optimizer = torch.optim.Adam(denoiser.parameters(), lr=0.02)
-    x0 = torch.arange(LENGTH).expand(16, LENGTH) % 3
+    optimizer = torch.optim.Adam(denoiser.parameters(), lr=0.04)
+    x0 = torch.arange(LENGTH).expand(8, LENGTH) % 3
     before = nelbo(denoiser, [(0, x0)])
-    for step in range(20):
-        objective.loss(denoiser, target, x0, step, seeded(0, "train", step, batch=16)).total.backward()
+    for step in range(10):
+        objective.loss(denoiser, target, x0, step, seeded(0, "train", step, batch=8)).total.backward()
         optimizer.step()
         optimizer.zero_grad()
         if target is not None:
@@ -190,7 +190,7 @@ def test_the_fast_path_is_the_slow_one(method: str) -> None:
     assert nelbo(slow, [(0, data())]) == pytest.approx(nelbo(fast, [(0, data())]), rel=1e-12)
 
 
-@pytest.mark.parametrize("method", ["ar", "mdlm", "mcdlm", "sdtt", "ucdlm", "duo-dcd"])
+@pytest.mark.parametrize("method", ["ar", "mdlm", "sdtt", "ucdlm"])
 def test_a_dit_as_a_custom_network_is_itself(method: str) -> None:
     """The time that a custom network gets is the one at which the process has the noise level that a `DiT` gets."""
     process = METHODS[method].default_process(VOCAB)
@@ -369,7 +369,7 @@ def test_a_checkpoint_is_opened_with_its_network_only(recipe, bases: Path, tmp_p
         cdlm.load("mdlm", network=network_for(masked(BYTES), BYTES))
     config = recipe("mdlm", out=run)
     with pytest.raises(ValueError, match="is of a custom network, RecurrentNetwork; train it from Python"):
-        train(config, "auto")
+        train(config, "force")
     with pytest.raises(ValueError, match=r"another network: its tensor 'backbone.network.\w+.weight' has the shape"):
         train(config, "force", network=RecurrentNetwork(BYTES + 1, BYTES, width=8))
     with pytest.raises(ValueError, match="is of a custom network, RecurrentNetwork"):
