@@ -114,6 +114,11 @@ def write_folder(
 
     from cdlm.model import pretrained
 
+    if denoiser.custom_network:
+        raise ValueError(
+            f"only a network of cdlm can be exported (got {denoiser.custom_network}); share its checkpoint instead, "
+            "which cdlm.load opens with the same network"
+        )
     if (out / "config.json").exists():
         raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)

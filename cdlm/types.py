@@ -35,6 +35,32 @@ class Predictor(Protocol):
     def __call__(self, x_t: Tokens, t: float, /) -> LogLaw: ...
 
 
+@runtime_checkable
+class LogitsNetwork(Protocol):
+    """A network of your own: any `torch.nn.Module` whose `forward(ids, t)` returns logits.
+
+    `ids` [batch, length] are token ids; where the process has a mask, its id is `vocab`. `t` [batch] is the time of
+    each sequence in [0, 1], where 0 is data and 1 is noise, in float32 (float64 if the weights are); autoregressive
+    networks get 0. The logits have one column for each clean token, or one more for the mask, which is ignored.
+    `Denoiser` normalises them, and carries known tokens over.
+    """
+
+    def __call__(self, ids: Tokens, t: Time, /) -> Float[Tensor, "b l columns"]: ...
+
+
+@runtime_checkable
+class HiddenStatesNetwork(LogitsNetwork, Protocol):
+    """A network of your own that is faster to train and to sample: `forward(ids, t)` is `head(hidden_states(ids, t))`.
+
+    The loss then goes chunk by chunk from hidden states to gradients, and the samplers run the head only where a token
+    is drawn: logits of all positions are never there at once.
+    """
+
+    head: torch.nn.Linear
+
+    def hidden_states(self, ids: Tokens, t: Time, /) -> Float[Tensor, "b l d"]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture:
     """Relaxed tokens: each position is a convex combination of a few embeddings.

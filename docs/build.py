@@ -38,7 +38,7 @@ ORDER = {
         "benchmarks",
         "reliability",
     ),
-    "Build on it": ("extend", "api"),
+    "Build on it": ("extend", "networks", "api"),
 }
 
 

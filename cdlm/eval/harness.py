@@ -164,7 +164,7 @@ class Harness(LM):
             "model_name": self.model.name,
             "model_process": "none" if process is None else process.name,
             "model_length": self.length,
-            "model_dtype": str(self.model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
+            "model_dtype": str(self.model.denoiser.dtype).removeprefix("torch."),
             "model_training": self.model.training,
             "likelihood": "exact" if process is None else f"lower bound, {self.likelihood_samples} noise levels",
             "steps": None if process is None else self.steps,

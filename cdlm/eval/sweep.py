@@ -203,7 +203,7 @@ def _model_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
         "max_length": config.max_length or model.max_length,
         "num_samples": config.samples_per_cell,
         "seed": config.seed,
-        "dtype": str(model.denoiser.backbone.vocab_embed.embedding.dtype).removeprefix("torch."),
+        "dtype": str(model.denoiser.dtype).removeprefix("torch."),
     }
     if cell.dataset is not None:
         fields |= {"dataset": cell.dataset.name, "dataset_hash": cell.dataset.fingerprint}

@@ -57,6 +57,11 @@ class CDLMForMaskedLM(PreTrainedModel):
         super().__init__(config)
         if config.process is None:
             raise ValueError("an autoregressive model is no masked language model; open it with cdlm.load")
+        if "custom" in config.network:
+            name = config.network["custom"]
+            raise ValueError(
+                f"these are weights of a custom network; open them with cdlm.load(..., network={name}(...))"
+            )
         vocab = config.vocab_size
         has_mask = config.process["name"] == "masked" or config.process.get("num_states") == vocab + 1
         self.backbone = DiT(NetworkConfig(**config.network), vocab + has_mask, vocab)

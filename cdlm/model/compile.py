@@ -36,7 +36,7 @@ def accelerate(denoiser: Denoiser) -> None:
     The head is padded to a multiple of 128 tokens: matrix units are several times slower on odd sizes such as GPT-2's
     50,257.
     """
-    backbone, (weight, bias) = denoiser.backbone, denoiser.backbone.head
+    backbone, (weight, bias) = denoiser.dit, denoiser.dit.head
     padded = torch.nn.Linear(weight.shape[1], -(-len(weight) // 128) * 128, device=weight.device)
     padded = padded.to(weight.dtype).requires_grad_(False)
     padded.weight[: len(weight)], padded.bias[: len(bias)] = weight, bias

@@ -3,12 +3,11 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cdlm.devices import send
 from cdlm.model.config import NetworkConfig
+from cdlm.model.custom import CustomBackbone
 from cdlm.model.dit import DiT
 from cdlm.process.process import Process
 from cdlm.types import LogLaw, Mixture, Time, Tokens, to_device
@@ -20,51 +19,94 @@ class Denoiser(nn.Module):
     The predicted law has one entry for each clean token and none for the mask. Where pi[x_t] = 0 the clean token is
     known and carried over; at t = 0 it is known everywhere: f(x_0, 0) = x_0. Without a process it is the
     autoregressive baseline, whose row i predicts token i + 1.
+
+    `network` describes a `DiT`, which is then built, or is a module of your own with `forward(ids, t) -> logits`
+    (`cdlm.types.LogitsNetwork`); one that has `hidden_states` and a `head` too (`cdlm.types.HiddenStatesNetwork`) is
+    faster. Without a `process` it must be causal, and `vocab` is the number of tokens.
     """
 
-    def __init__(self, config: NetworkConfig, process: Process | None = None, vocab: int | None = None) -> None:
+    def __init__(
+        self, network: NetworkConfig | nn.Module, process: Process | None = None, vocab: int | None = None
+    ) -> None:
         super().__init__()
-        if (process is None) != config.causal:
+        config = network if isinstance(network, NetworkConfig) else None
+        if isinstance(network, Denoiser):
+            raise ValueError("a Denoiser wraps a network, not another Denoiser; pass the network itself")
+        if config is not None and (process is None) != config.causal:
             raise ValueError(
                 "a causal network models next tokens and takes `vocab`; any other network takes a `process`"
             )
         if process is None and vocab is None:
             raise ValueError("a causal network has no process to tell its vocabulary: give `vocab`")
-        if process is not None and config.time_conditioning and not process.noise.eps > 0:
+        if process is not None and vocab is not None and vocab != process.vocab:
+            raise ValueError(
+                f"the process has a vocabulary of {process.vocab} tokens (got vocab {vocab}); leave it out"
+            )
+        if process is not None and config is not None and config.time_conditioning and not process.noise.eps > 0:
             raise ValueError(
                 f"a network that is told the time sees -log alpha(t), which has no end at t = 1 where eps = "
                 f"{process.noise.eps:g}; use a noise schedule with eps > 0, such as 0.001"
             )
         self.process = process
         self.vocab: int = process.vocab if process is not None else vocab or 0
-        self.backbone = DiT(config, self.vocab if process is None else process.states, self.vocab)
+        self.backbone: DiT | CustomBackbone
+        if isinstance(network, NetworkConfig):
+            self.backbone = DiT(network, self.vocab if process is None else process.states, self.vocab)
+        else:
+            self.backbone = CustomBackbone(network, process, self.vocab)
+
+    @property
+    def dit(self) -> DiT:
+        """The network of the package, for what works with no other."""
+        if not isinstance(self.backbone, DiT):
+            raise ValueError(f"this works only with the network of cdlm, a DiT (got {self.backbone.name})")
+        return self.backbone
 
     @property
     def config(self) -> NetworkConfig:
-        return self.backbone.config
+        return self.dit.config
+
+    @property
+    def custom_network(self) -> str | None:
+        """The name of the class of a network of the user's own; None for that of the package."""
+        return None if isinstance(self.backbone, DiT) else self.backbone.name
+
+    @property
+    def time_conditioning(self) -> bool:
+        """Whether predictions may depend on the time."""
+        return not isinstance(self.backbone, DiT) or self.backbone.config.time_conditioning
 
     @property
     def position_invariant(self) -> bool:
         """Whether it predicts one law at all positions of a fully masked sequence: rotary attention mixes values only,
         and there they are all equal."""
-        return self.process is not None and self.process.has_mask and not self.config.position_embeddings
+        if self.process is None or not isinstance(self.backbone, DiT):
+            return False
+        return self.process.has_mask and not self.config.position_embeddings
 
     @property
     def device(self) -> torch.device:
-        return self.backbone.vocab_embed.embedding.device
+        return self.backbone.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return self.backbone.dtype
+
+    @property
+    def linear_head(self) -> tuple[Float[Tensor, "v d"], Float[Tensor, "v"]] | None:
+        """Weight and bias of the head; None for a network without hidden states, whose features are its logits."""
+        return self.backbone.head
 
     def features(
         self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
-        x = to_device(x, self.device)
-        level = -torch.log(alpha) if self.config.time_conditioning else torch.zeros_like(alpha)
-        length = (x if isinstance(x, Tensor) else x.ids).shape[1]
-        return self.backbone(x, send(level.to(torch.float32), self.device), self.backbone.rotary(length), rows)
+        return self.backbone.features(to_device(x, self.device), alpha, rows)
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""
-        return F.linear(rows, *self.backbone.head)[..., : self.vocab]  # `accelerate` pads it
+        return self.backbone.logits(rows)[..., : self.vocab]  # `accelerate` pads it; others may have a column for masks
 
     def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """Log-probabilities over the clean vocabulary, in fp32 or wider."""
@@ -87,6 +129,8 @@ class Denoiser(nn.Module):
 
     def count(self) -> int:
         """Trainable parameters; what `accelerate` pads the head with, or copies into it, is none."""
+        if not isinstance(self.backbone, DiT):
+            return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         head = sum(parameter.numel() for parameter in self.backbone.output_layer.linear.parameters())
         own = self.vocab * (1 if self.config.tie_embeddings else 1 + self.config.hidden_size)
         return sum(parameter.numel() for parameter in self.parameters()) - head + own

@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cdlm.devices import send
 from cdlm.model.config import NetworkConfig
-from cdlm.types import Mixture, Tokens
+from cdlm.types import LogLaw, Mixture, Time, Tokens
 
 Hidden = Float[Tensor, "b l d"]
 Chosen = Float[Tensor, "b k d"]
@@ -207,6 +208,23 @@ class DiT(nn.Module):
         rotary = rotary or self.rotary(length)
         h, c = self.stem(x, level, rotary)
         return self.tip(h, c, rotary, rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self.vocab_embed.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.vocab_embed.embedding.dtype
+
+    def features(self, x: Tokens | Mixture, alpha: Time, rows: Rows | None = None) -> Chosen:
+        """Hidden rows at the signal level alpha."""
+        level = -torch.log(alpha) if self.config.time_conditioning else torch.zeros_like(alpha)
+        length = (x if isinstance(x, Tensor) else x.ids).shape[1]
+        return self(x, send(level.to(torch.float32), self.device), self.rotary(length), rows)
+
+    def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
+        return F.linear(rows, *self.head)
 
     def rotary(self, length: int) -> Rotary:
         return rotary_table(length, self.config.hidden_size // self.config.num_heads, next(self.parameters()).device)

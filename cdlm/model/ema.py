@@ -19,9 +19,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def update(average: Denoiser, online: Denoiser, lam: float) -> None:
-    """w <- lambda w + (1 - lambda) theta; a copy at lambda = 0, nothing at lambda = 1."""
+    """w <- lambda w + (1 - lambda) theta; a copy at lambda = 0, nothing at lambda = 1.
+
+    Buffers, such as the running statistics of a batch norm, are copied.
+    """
     if lam == 1:
         return
+    for kept, buffer in zip(average.buffers(), online.buffers(), strict=True):
+        kept.copy_(buffer)
     ours, theirs = ([local(parameter.detach()) for parameter in net.parameters()] for net in (average, online))
     if lam == 0:
         torch._foreach_copy_(ours, theirs)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from cdlm.files import digest, read_object, rename_keys, seal_holds
 from cdlm.model.config import RENAMED_NETWORK, NetworkConfig
@@ -22,6 +23,8 @@ from cdlm.process import SCHEDULES, Process, masked, uniform
 FORMAT = 2
 """Version of our config.json; `migrate_model_config` reads version 1."""
 PREFIX = "backbone."
+CUSTOM = "custom"
+"""Under "network" in config.json: the name of the class of a network of the user's own, whose weights these are."""
 PEERS = ("mdlm", "udlm", "duo")
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".ckpt", ".bin", ".pt", ".pth")
@@ -39,13 +42,7 @@ def save_denoiser(
 
     Weights may be rounded to a `dtype`, and split into files of at most `part` bytes.
     """
-    tensors = {
-        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
-        for name, tensor in _cut(denoiser.state_dict(), denoiser.vocab).items()
-        if not (
-            denoiser.config.tie_embeddings and name == f"{PREFIX}output_layer.linear.weight"
-        )  # `accelerate` makes a copy
-    }
+    tensors = _custom_tensors(denoiser, dtype) if denoiser.custom_network else _dit_tensors(denoiser, dtype)
     if denoiser.process is not None:
         tensors["prior"] = denoiser.process.prior
     folder = Path(folder)
@@ -54,10 +51,29 @@ def save_denoiser(
     return folder
 
 
+def _dit_tensors(denoiser: Denoiser, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
+        for name, tensor in _cut(denoiser.state_dict(), denoiser.vocab).items()
+        if not (
+            denoiser.config.tie_embeddings and name == f"{PREFIX}output_layer.linear.weight"
+        )  # `accelerate` makes a copy
+    }
+
+
+def _custom_tensors(denoiser: Denoiser, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """They may be integers, and one tensor may have several names, of which files keep copies."""
+    return {
+        name: tensor.detach().to("cpu", dtype if dtype and tensor.is_floating_point() else tensor.dtype, copy=True)
+        for name, tensor in denoiser.state_dict().items()
+    }
+
+
 def model_config(denoiser: Denoiser) -> dict[str, Any]:
     """The contents of config.json, as far as the denoiser itself determines them."""
     config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab_size": denoiser.vocab, "process": None}
-    config["network"] = dataclasses.asdict(denoiser.config)
+    custom = denoiser.custom_network
+    config["network"] = {CUSTOM: custom} if custom else dataclasses.asdict(denoiser.config)
     if denoiser.process is not None:
         noise = denoiser.process.noise
         schedule = next(name for name, kind in SCHEDULES.items() if type(noise) is kind)
@@ -76,19 +92,24 @@ def write_model(
 
 
 def load_denoiser(
-    folder: str | Path, device: torch.device | str = "cpu", config: dict[str, Any] | None = None
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    config: dict[str, Any] | None = None,
+    network: nn.Module | None = None,
 ) -> Denoiser:
     """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), or a public checkpoint.
 
-    Nothing is unpickled. A `config` that `read_model_config` has already read is not read again.
+    Nothing is unpickled. A `config` that `read_model_config` has already read is not read again. Weights of a network
+    of your own need that `network`, and are copied into it.
     """
     folder = newest(Path(folder))
     config = read_model_config(folder) if config is None else config
+    _check_custom(folder, config, network)
     _check_digests(folder)
     tensors = _read_tensors(folder)
     try:
         if config.get("format") == "cdlm":
-            denoiser = _ours(config, tensors)
+            denoiser = _ours(config, tensors, network)
         elif str(config.get("model_type")).lower() in PEERS:
             denoiser, tensors = _peer(config, tensors)
         elif "parameterization" in config and isinstance(config.get("model"), dict):
@@ -104,6 +125,24 @@ def load_denoiser(
         reason = f"config.json lacks {error}" if isinstance(error, KeyError) else error
         raise LayoutError(f"cannot load {folder}: {reason}") from None
     return denoiser.to(device).eval()
+
+
+def custom_network(config: dict[str, Any]) -> str | None:
+    """The class of the user's own network that a config.json describes; None if it is a network of this package."""
+    network = config.get("network")
+    return network.get(CUSTOM) if config.get("format") == "cdlm" and isinstance(network, dict) else None
+
+
+def _check_custom(folder: Path, config: dict[str, Any], network: nn.Module | None) -> None:
+    """The weights of another network are never opened as a `DiT`, or the other way round."""
+    name = custom_network(config)
+    if name and network is None:
+        raise LayoutError(
+            f"{folder} holds the weights of a custom network, {name}; open it in Python with the same network: "
+            f"cdlm.load({str(folder)!r}, network={name}(...))"
+        )
+    if network is not None and not name:
+        raise LayoutError(f"{folder} holds the weights of a network of cdlm, not of a custom one; leave out `network`")
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -252,9 +291,11 @@ def _migrate_training(training: dict[str, Any]) -> dict[str, Any]:
     return {**training, "from": _migrate_training(training["from"])} if training.get("from") else training
 
 
-def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Denoiser:
-    network, vocab = NetworkConfig(**config["network"]), config["vocab_size"]
-    _check_size(network, vocab, tensors)
+def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor], custom: nn.Module | None = None) -> Denoiser:
+    network = NetworkConfig(**config["network"]) if custom is None else custom
+    vocab = config["vocab_size"]
+    if isinstance(network, NetworkConfig):
+        _check_size(network, vocab, tensors)
     if config["process"] is None:
         return Denoiser(network, vocab=vocab)
     if "prior" not in tensors:
@@ -342,8 +383,11 @@ def _copy(tensors: dict[str, torch.Tensor], denoiser: Denoiser) -> None:
             raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
         if tensors[name].shape != wanted[name].shape:
             have, want = tuple(tensors[name].shape), tuple(wanted[name].shape)
-            raise LayoutError(f"tensor {name!r} has the shape {have}, but config.json implies {want}")
-        if not tensors[name].is_floating_point() or not bool(torch.isfinite(tensors[name]).all()):
+            custom = denoiser.custom_network
+            source = "config.json implies" if custom is None else f"the {custom} that was given has"
+            raise LayoutError(f"tensor {name!r} has the shape {have}, but {source} {want}")
+        same_kind = tensors[name].is_floating_point() == wanted[name].is_floating_point()
+        if not same_kind or not bool(torch.isfinite(tensors[name]).all()):
             raise LayoutError(f"tensor {name!r} holds numbers that are not finite weights; take an earlier checkpoint")
     for name in tensors:
         if name not in wanted:

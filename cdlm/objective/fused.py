@@ -60,11 +60,24 @@ def gradient_of(part: Summands) -> Gradient | None:
     return part.divergence.point if isinstance(part.target, Tensor) else part.divergence.dense
 
 
+def has_closed_form(part: Summands, student: Denoiser) -> bool:
+    """Whether `weighted_sums` takes it: a divergence with a closed form, between networks with a linear head."""
+    networks = [student, part.target.network] if isinstance(part.target, Prediction) else [student]
+    return gradient_of(part) is not None and all(network.linear_head is not None for network in networks)
+
+
+def linear_head(network: Denoiser) -> tuple[Float[Tensor, "v d"], Float[Tensor, "v"]]:
+    """Weight and bias of the head over the clean vocabulary."""
+    assert network.linear_head is not None
+    weight, bias = network.linear_head
+    return _cut(weight, network.vocab), _cut(bias, network.vocab)
+
+
 def weighted_sums(
     student: Denoiser, hidden: Hidden, parts: Sequence[Summands]
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
     """The sum over all parts, which can be differentiated; and that of each, which cannot. All have closed forms."""
-    weight, bias = (_cut(part, student.vocab) for part in student.backbone.head)
+    weight, bias = linear_head(student)
     work = [_prepared(part, weight) for part in parts]
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -125,7 +138,7 @@ class _Total(torch.autograd.Function):
         for part in work:
             width = v if part.shared else len(w)  # what is shared, like the prior, may have a value for each token
             kernel = (_compiled if on_gpu else _kernel)(part.gradient, len(w) - width)
-            target_at = _targets(part.target, v, width, dtype)
+            target_at = _targets(part.target, width, dtype)
             found = torch.zeros((), dtype=value_dtype(dtype), device=device)
             for first in range(0, len(part.index), chunk):
                 span = slice(first, first + chunk)
@@ -162,14 +175,11 @@ class _Total(torch.autograd.Function):
         return scaled[0], weight, bias, None, None, None
 
 
-def _targets(
-    target: Int[Tensor, "n"] | Prediction, vocab: int, width: int, dtype: torch.dtype
-) -> Callable[[slice, int], Tensor]:
+def _targets(target: Int[Tensor, "n"] | Prediction, width: int, dtype: torch.dtype) -> Callable[[slice, int], Tensor]:
     """The targets of a chunk of rows: token ids, or logits of the distributions that a network predicts."""
     if isinstance(target, Tensor):
         return lambda span, count: _filled(target[span], count)
-    weight, bias = (_cut(part, vocab) for part in target.network.backbone.head)
-    weight, bias = _padded(weight, bias, dtype)
+    weight, bias = _padded(*linear_head(target.network), dtype)
     unconditional = None
     if target.unconditional is not None:
         logits = torch.addmm(bias, target.unconditional.to(dtype), weight.t())[:, :width]
@@ -219,7 +229,7 @@ def _padded(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def _cut(head: Tensor, vocab: int) -> Tensor:
-    """Without the tokens that `accelerate` has added."""
+    """Without the tokens that `accelerate` has added, and without the mask of a network of the user's own."""
     return head if len(head) == vocab else head[:vocab]
 
 

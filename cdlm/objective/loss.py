@@ -19,7 +19,7 @@ from cdlm.devices import send
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.coupling import Coupling
 from cdlm.objective.divergence import Divergence
-from cdlm.objective.fused import Summands, gradient_of, value_dtype, weighted_sums
+from cdlm.objective.fused import Summands, has_closed_form, value_dtype, weighted_sums
 from cdlm.objective.target import Network, Target
 from cdlm.objective.times import TimePairs
 from cdlm.rng import Rng
@@ -100,13 +100,15 @@ def fused_sum(draws: list[tuple[Term, Pair]], student: Denoiser, target: Denoise
     x_t = stack([to_device(pair.student_input, student.device) for _, pair in draws])
     hidden = student.features(x_t, torch.cat([pair.alpha_t for _, pair in draws])).flatten(0, 1)
 
-    closed = [(name, part) for name, part in parts if gradient_of(part) is not None]
-    total, values = weighted_sums(student, hidden, [part for _, part in closed])
+    closed = [(name, part) for name, part in parts if has_closed_form(part, student)]
+    total, values = torch.zeros((), dtype=value_dtype(hidden.dtype), device=hidden.device), list[Tensor]()
+    if student.linear_head is not None:
+        total, values = weighted_sums(student, hidden, [part for _, part in closed])
     sums: dict[str, list[Tensor]] = {term.name: [] for term, _ in draws}
     for (name, _), value in zip(closed, values, strict=True):
         sums[name].append(value)
     for name, part in parts:
-        if gradient_of(part) is None:
+        if not has_closed_form(part, student):
             weight = part.weight.to(value_dtype(hidden.dtype))  # in the precision of the closed forms
             value = weighted_divergence(dataclasses.replace(part, weight=weight), student, hidden).sum()
             total = total + value

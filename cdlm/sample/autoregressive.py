@@ -1,19 +1,23 @@
 """Sampling of the autoregressive baseline, one token after the other, with a cache of keys and values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cdlm.model.compile import recorded
 from cdlm.model.denoiser import Denoiser
+from cdlm.model.dit import DiT
 from cdlm.rng import Rng
 from cdlm.sample.draw import Draw, State, make_draw, token_probs
 from cdlm.sample.logits import LogitsRows
 from cdlm.sample.naive import gumbel_race
 from cdlm.sample.settings import Settings
-from cdlm.types import Tokens
+from cdlm.types import LogLaw, Tokens
+
+NextLogits = Callable[[Int[Tensor, "1"]], LogLaw]
+"""The logits of the token after a position, for each sequence."""
 
 
 @torch.no_grad()
@@ -30,7 +34,8 @@ def autoregressive(
 ) -> Iterator[State]:
     """Continue the prompts, the first positions of x that are `given` (by default one, the start of the text).
 
-    A step reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed.
+    A step of a `DiT` reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed. A network
+    of the user's own has no cache: it reads the whole prefix in every step.
     """
     draw = draw or make_draw(predict, process, x, settings)
     naive = settings.precision == "naive-fp32"
@@ -38,16 +43,13 @@ def autoregressive(
     prompt = 1 if given is None else int(given[0].sum())
     text = x.masked_fill(torch.arange(length, device=x.device) >= prompt, 0)
     u = rng("next").uniform(length, x.device)
-    past = predict.backbone.blank_past(b, length)
-    if prompt > 1:
-        predict.backbone.extend(text[:, : prompt - 1], torch.arange(prompt - 1, device=x.device), past)
+    next_logits = _cached(predict, text, prompt) if isinstance(predict.backbone, DiT) else _uncached(predict, text)
     position = torch.full((1,), prompt - 1, device=x.device)
     rows = torch.arange(b, device=x.device)
     probs, t = draw.unknown_probs(text), torch.ones(b, device=x.device)
 
     def step() -> None:
-        hidden = predict.backbone.extend(text.index_select(1, position), position, past)
-        raw = predict.logits(hidden[:, 0])
+        raw = next_logits(position)
         logits = draw.process(raw, LogitsRows(t, text, rows * length + position + 1))
         if naive:
             token = gumbel_race(logits.float().softmax(-1)[:, None], rng("race", int(position)))[:, 0]
@@ -58,7 +60,7 @@ def autoregressive(
             probs.index_copy_(1, position + 1, token_probs(raw, token)[:, None])
         position.add_(1)
 
-    if length - prompt > 8 and not naive:  # recording runs the step a few times
+    if length - prompt > 8 and not naive and isinstance(predict.backbone, DiT):  # recording runs the step a few times
         step = recorded(step, x.device)
         position.fill_(prompt - 1)
     num_steps = length - prompt
@@ -67,3 +69,28 @@ def autoregressive(
         step()
         seen = None if probs is None else probs[:, : prompt + done].clone()
         yield State(text[:, : prompt + done].clone(), done, num_steps, [done] * b, seen)
+
+
+def _cached(denoiser: Denoiser, text: Tokens, prompt: int) -> NextLogits:
+    """By a cache of keys and values, in which the prompt is."""
+    dit = denoiser.dit
+    past = dit.blank_past(*text.shape)
+    if prompt > 1:
+        dit.extend(text[:, : prompt - 1], torch.arange(prompt - 1, device=text.device), past)
+
+    def next_logits(position: Int[Tensor, "1"]) -> LogLaw:
+        hidden = dit.extend(text.index_select(1, position), position, past)
+        return denoiser.logits(hidden[:, 0])
+
+    return next_logits
+
+
+def _uncached(denoiser: Denoiser, text: Tokens) -> NextLogits:
+    """By the whole prefix."""
+    alpha = torch.ones(len(text), dtype=torch.float64)
+
+    def next_logits(position: Int[Tensor, "1"]) -> LogLaw:
+        prefix = text[:, : int(position) + 1]
+        return denoiser.logits(denoiser.features(prefix, alpha)[:, -1])
+
+    return next_logits

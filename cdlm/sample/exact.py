@@ -28,7 +28,7 @@ def tabulate(denoiser: Denoiser, length: int) -> Predictor:
             return torch.cat([denoiser(part.to(denoiser.device), t).cpu().double() for part in states.split(4096)])
 
     def predict(x_t: Tokens, t: float) -> LogLaw:
-        at = float(t) if denoiser.config.time_conditioning else 1.0
+        at = float(t) if denoiser.time_conditioning else 1.0
         return table(at)[(x_t.cpu() * place).sum(-1)].to(x_t.device)
 
     return predict

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
@@ -342,21 +343,22 @@ def load(
     dtype: Dtype | Literal["auto"] = "auto",
     compile: bool = False,
     tokenizer: str | Path | None = None,
+    network: nn.Module | None = None,
 ) -> Pipeline:
     """Open a model directory, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm
     zoo` lists them; the best one if none is named), or an id of the model hub; those of MDLM and DUO too.
 
     `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless given. `compile` takes a minute at first
     and pays for many samples. A `tokenizer` (a tokenizer.json, or a directory of GPT-2's files) is needed where the
-    directory has none.
+    directory has none. A run of a network of your own needs that `network`, into which the weights are copied.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
     directory = pretrained.newest(folder_of(source))
     chosen = pick_device(device)
     config = pretrained.read_model_config(directory)
-    denoiser = pretrained.load_denoiser(directory, chosen, config)
-    if dtype == "auto":
-        dtype = "bfloat16" if chosen.type == "cuda" else "float32"
+    denoiser = pretrained.load_denoiser(directory, chosen, config, network)
+    if dtype == "auto":  # whether a network of the user's own computes in bfloat16, nobody knows
+        dtype = "bfloat16" if chosen.type == "cuda" and network is None else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
     denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
     words = tokenizer_of(directory, tokenizer)

@@ -214,6 +214,11 @@ def _flag(name: str) -> str:
 
 def _network(values: dict[str, Any]) -> dict[str, Any]:
     network = values.get("network", {})
+    if isinstance(network, str):
+        raise ValueError(
+            f"the run has a custom network, {network}: train it from Python, with "
+            f"cdlm.train.train(config, network={network}(...))"
+        )
     if not isinstance(network, dict):
         raise ValueError(f"setting 'network' takes an object; got {network!r}")
     return network

@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cdlm.model.denoiser import Denoiser
+from cdlm.model.dit import DiT
 from cdlm.train.config import Parallel
 from cdlm.types import Mixture, Time, Tokens
 
@@ -137,11 +138,12 @@ class _Features(nn.Module):
 def parallelize(denoiser: Denoiser, parallel: Parallel) -> nn.Module:
     """Synchronise gradients when a loss is differentiated, by the forward pass `denoiser.features` from now on.
 
-    A loss runs `features` once, then reads the weights of the head: they are whole until its backward pass has ended.
-    Returns the module that `set_gradient_sync` and `reshard` take.
+    Blocks of a `DiT` are sharded one by one, a network of the user's own as one piece. A loss runs `features` once,
+    then reads the weights of the head: they are whole until its backward pass has ended. Returns the module that
+    `set_gradient_sync` and `reshard` take.
     """
     if parallel == "fsdp":
-        for block in denoiser.backbone.blocks:
+        for block in denoiser.backbone.blocks if isinstance(denoiser.backbone, DiT) else ():
             fully_shard(block)
         fully_shard(denoiser, reshard_after_forward=False)
         register_fsdp_forward_method(denoiser, "features")

@@ -1,6 +1,7 @@
 """Training, top to bottom: data, networks, the loop, and everything that must survive a crash."""
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import json
@@ -14,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer
@@ -25,7 +26,14 @@ from cdlm.methods import Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.pretrained import load_denoiser, migrate_model_config, model_config, read_model_config
+from cdlm.model.pretrained import (
+    CUSTOM,
+    custom_network,
+    load_denoiser,
+    migrate_model_config,
+    model_config,
+    read_model_config,
+)
 from cdlm.objective import Objective
 from cdlm.train import checkpoint
 from cdlm.train.config import Resume, TrainConfig, migrate, to_json
@@ -46,17 +54,26 @@ layout (`parallel`, the number of processes, `grad_accum_steps`) drops other uni
 another seed. (`data` is a path; the tokens themselves must be the same.)"""
 
 
-def train(config: TrainConfig, resume: Resume = "no") -> Path:
-    """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint."""
-    check(config)
+def train(config: TrainConfig, resume: Resume = "no", network: nn.Module | None = None) -> Path:
+    """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint.
+
+    Given a `network` of your own (`cdlm.types.LogitsNetwork`), that is trained in place of the one that
+    `config.network` describes, from the weights that it has. To resume, pass it again; its weights are then those of
+    the checkpoint.
+    """
+    check(config, network)
     device = pick_device(config.device)
     world = join(config.parallel, device)
     with _explained(config, world), contextlib.ExitStack() as held:
-        return _train(config, resume, device, world, held)
+        return _train(config, resume, device, world, held, network)
 
 
-def check(config: TrainConfig) -> None:
+def check(config: TrainConfig, network: nn.Module | None = None) -> None:
     """Refuse a network or a start that does not suit the method."""
+    check_prior(config)
+    if network is not None:
+        _check_custom(config, network)
+        return
     method, _ = parse_method(config.method)
     if config.network.causal != (method.process == "none"):
         wrong = "needs" if method.process == "none" else "does not take"
@@ -65,13 +82,29 @@ def check(config: TrainConfig) -> None:
         raise ValueError(
             f"{method.name} needs a time-conditioned network; add --network.time-conditioning, or start from its recipe"
         )
-    check_prior(config)
     if config.init_from is None and needs_trained_model(config.method):
         base = method.starts_from or "mdlm"
         raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {base}")
 
 
-def _train(config: TrainConfig, resume: Resume, device: torch.device, world: World, held: contextlib.ExitStack) -> Path:
+def _check_custom(config: TrainConfig, network: nn.Module) -> None:
+    """Refuse settings that work with the network of the package only."""
+    if isinstance(network, Denoiser):
+        raise ValueError("network must be the network itself, not a Denoiser around it")
+    if config.optimizer == "muon":
+        raise ValueError("--optimizer muon chooses among the matrices of the network of cdlm; use adamw with your own")
+    if config.compile:
+        raise ValueError("--compile compiles the network of cdlm; set compile=False with a network of your own")
+
+
+def _train(
+    config: TrainConfig,
+    resume: Resume,
+    device: torch.device,
+    world: World,
+    held: contextlib.ExitStack,
+    custom: nn.Module | None,
+) -> Path:
     if config.batch_size % (world.size * config.grad_accum_steps):
         raise ValueError(
             f"--batch-size {config.batch_size} is not divisible by {world.size} processes x --grad-accum-steps "
@@ -94,7 +127,9 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
 
     path = broadcast_from_rank_0(choose, world)
     last = None if path is None else _read_last(Path(path), config, resume, corpus)
-    network, method, objective = build(config, data.meta.vocab, device, last)
+    if last is not None:
+        _check_same_kind(custom_network(last.model_config), custom, f"the checkpoint in {config.out}")
+    network, method, objective = build(config, data.meta.vocab, device, last, custom)
     held.enter_context(few_threads(device, network.count()))
     state = make_learner(config, network, objective, world)
     first, best = 0, None
@@ -134,7 +169,8 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
     with contextlib.ExitStack() as inner:
         record = None
         if world.is_main:
-            write_whole(config.out / "run.json", json.dumps(to_json(config), indent=1) + "\n")
+            described = to_json(config) | ({"network": network.custom_network} if network.custom_network else {})
+            write_whole(config.out / "run.json", json.dumps(described, indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
             if valid is None:
                 print(f"no validation, and no best checkpoint: {config.data} was prepared without a valid split")
@@ -184,7 +220,8 @@ def _train(config: TrainConfig, resume: Resume, device: torch.device, world: Wor
         )
     finished = int(end.name.removeprefix("step-")) >= config.steps
     if world.is_main and finished:
-        print(f"done: {end}; try: cdlm sample {config.out}, cdlm plot {config.out}", flush=True)
+        way = f"cdlm.load({str(config.out)!r}, network=...)" if custom is not None else f"cdlm sample {config.out}"
+        print(f"done: {end}; try: {way}, cdlm plot {config.out}", flush=True)
     if not finished:
         raise Stopped(f"stopped; saved {end}; go on with --resume auto")
     return end
@@ -195,17 +232,21 @@ class Stopped(Exception):  # noqa: N818 (an end on request, not an error)
 
 
 def build(
-    config: TrainConfig, vocab: int, device: torch.device, last: checkpoint.Checkpoint | None = None
+    config: TrainConfig,
+    vocab: int,
+    device: torch.device,
+    last: checkpoint.Checkpoint | None = None,
+    custom: nn.Module | None = None,
 ) -> tuple[Denoiser, Method, Objective]:
-    """The network and the objective of a run; the weights are random, those of a model, or left to the `last`
-    checkpoint."""
+    """The network and the objective of a run; the weights are random, those of a model or of a `custom` network, or
+    left to the `last` checkpoint."""
     method, choices = parse_method(config.method)
     unchanged = last is not None and last.run_config["prior"] == config.prior
     saved_prior = last.tensors["model"].get("prior") if last is not None and unchanged else None
     process = make_process(config, method, vocab, saved_prior)
     objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference_steps)
     torch.manual_seed(config.seed)
-    network = Denoiser(config.network, process, vocab)
+    network = Denoiser(config.network if custom is None else custom, process, vocab)
     if config.init_from is not None and last is None:
         start = zoo.found(config.init_from)
         if not start.exists():
@@ -213,7 +254,9 @@ def build(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
                 f"{_command(config.init_from)}, or name another with --init-from"
             )
-        given = load_denoiser(start)
+        described = read_model_config(start)
+        _check_same_kind(custom_network(described), custom, f"--init-from {config.init_from}")
+        given = load_denoiser(start, config=described, network=copy.deepcopy(custom))
         ours, theirs = _comparable(model_config(network)), _comparable(model_config(given))
         weights = given.state_dict()
         if given.vocab == vocab + 1 and network.process is not None and network.process.flat:
@@ -263,6 +306,17 @@ def _read_last(path: Path, config: TrainConfig, resume: Resume, corpus: dict[str
     return found
 
 
+def _check_same_kind(name: str | None, custom: nn.Module | None, where: str) -> None:
+    """Weights of a custom network need that network, and weights of the package's need none."""
+    if name is not None and custom is None:
+        raise ValueError(
+            f"{where} is of a custom network, {name}; train it from Python, with the same network: "
+            f"cdlm.train.train(config, network={name}(...))"
+        )
+    if name is None and custom is not None:
+        raise ValueError(f"{where} is of a network of cdlm, not of {type(custom).__name__}; leave out network=...")
+
+
 def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Objective, config: TrainConfig) -> None:
     """Even a forced resume needs the same network, and a target where the method has one."""
     try:
@@ -272,6 +326,16 @@ def _check_fit(last: checkpoint.Checkpoint, network: Denoiser, objective: Object
     if ours != theirs:
         differ = "; ".join(f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key))
         raise ValueError(f"the checkpoint in {config.out} is of another network ({differ}); start a new --out instead")
+    wanted, found = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for tensors in (network.state_dict(), last.tensors["online"])
+    )
+    for name in (*wanted, *found):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"the checkpoint in {config.out} is of another network: its tensor {name!r} has the shape "
+                f"{found.get(name, 'none')}, and that of the network given {wanted.get(name, 'none')}"
+            )
     if objective.network is not None and "target" not in last.tensors:
         raise ValueError(
             f"{config.method} has a target network and the checkpoint in {config.out} has none; "
@@ -304,7 +368,7 @@ def _show(theirs: Any, ours: Any) -> str:
 def _comparable(model: dict[str, Any]) -> dict[str, Any]:
     """What must agree for weights to fit: everything but the dropout, how samples are generated, and the training."""
     known = dataclasses.asdict(NetworkConfig()) | model["network"]  # an earlier version knew fewer settings
-    network = {key: value for key, value in known.items() if key != "dropout"}
+    network = {key: value for key, value in known.items() if key not in ("dropout", CUSTOM)}
     rest = {key: value for key, value in model.items() if key not in ("text", "training")}
     return {**rest, "network": network}
 

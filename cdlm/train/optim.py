@@ -17,7 +17,7 @@ MOMENTS = {"AdamW": ("exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
 def make_optimizers(config: TrainConfig, denoiser: Denoiser) -> Optimizers:
     """Muon makes the update of a matrix orthogonal; scaled so that it is as large as one of AdamW, it takes the same
     learning rate. Embeddings, positions, norms, biases and the modulation stay with AdamW."""
-    named = dict(denoiser.named_parameters())
+    named = {name: parameter for name, parameter in denoiser.named_parameters() if parameter.requires_grad}
     chosen = {name for name in named if config.optimizer == "muon" and _matrix(name)}
     matrices, others = ([named[name] for name in named if (name in chosen) == inside] for inside in (True, False))
     decay, fused = config.weight_decay, denoiser.device.type == "cuda"

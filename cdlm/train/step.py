@@ -94,7 +94,7 @@ def make_learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, 
     ema = frozen_copy(denoiser)
     for network in (denoiser, target):  # the EMA only validates, in shapes and a precision of its own
         if network is not None and config.compile:
-            network.backbone.compile()
+            network.dit.compile()
     for network in (target, ema):
         if network is not None:
             shard_frozen(network, config.parallel)
@@ -118,6 +118,9 @@ def train_step(learner: Learner, batches: Batches, step: int) -> dict[str, Tenso
         for name, value in {"loss": loss.total.detach(), **loss.terms}.items():
             seen.setdefault(name, []).append(value)
     reshard(learner.module, learner.target, learner.ema)
+    for parameter in learner.denoiser.parameters():  # those of a custom network may be unused; resuming stays exact
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     norm = torch.nn.utils.clip_grad_norm_(learner.denoiser.parameters(), config.max_grad_norm)
     optimizer_step(learner.optimizers, learning_rate(config, step))
     if learner.target is not None:
