@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cdlm.metrics.conditional import exact_log_likelihood, is_greedy_at_once, log_likelihood_bound
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import LogLinear, masked, uniform, unigram
 from cdlm.process.exact import listed
@@ -32,7 +33,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
 
-from cdlm.eval.harness import Harness, exact_log_likelihood, is_greedy_at_once, log_likelihood_bound, until_stop
+from cdlm.eval.harness import Harness, until_stop
 
 CONTEXT = [2, 0]
 TEXT = "the cat sat"
