@@ -189,10 +189,17 @@ def scored_batch(denoiser: Denoiser, sequences: Sequence[ScoredSequence]) -> tup
 
 
 def standard_error(estimates: Float[Tensor, "n"]) -> float:
-    """The standard error of the mean of estimates, one from each of n strata in order: from the differences of
-    neighbours, since the spread between strata is no error. On the safe side; 0 for a single exact value."""
+    """The standard error of the mean of estimates, one from each of n strata in order; 0 for a single, exact value.
+
+    Neighbouring strata are taken in pairs ("collapsed strata"): (x_1 - x_2)^2 has the variances of both as its mean,
+    plus the squared difference of their means, which is small. The spread over all strata is no error.
+    """
     n = len(estimates)
-    return 0.0 if n == 1 else float((estimates.diff().square().sum() / (2 * (n - 1) * n)).sqrt())
+    if n == 1:
+        return 0.0
+    pairs = estimates[: n // 2 * 2].view(-1, 2).diff().square().sum()
+    left_over = estimates[-2:].diff().square().sum() / 2 if n % 2 else torch.zeros(())
+    return float((pairs + left_over).sqrt() / n)
 
 
 def batches_of(kinds: Sequence[Hashable], batch_size: int) -> list[list[int]]:
