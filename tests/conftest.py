@@ -8,7 +8,7 @@ import torch
 
 import cdlm.sample.settings  # noqa: F401 (it checks its values itself; before the hook below does)
 
-if importlib.util.find_spec("beartype"):
+if importlib.util.find_spec("beartype") and not torch.cuda.is_available():  # torch.compile cannot trace the checks
     from jaxtyping import install_import_hook
 
     for package in ("cdlm.types", "cdlm.rng", "cdlm.process", "cdlm.objective", "cdlm.model", "cdlm.sample"):
