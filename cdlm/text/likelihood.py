@@ -83,6 +83,10 @@ class ScoredSequence:
     noise_row: int
     """Where its noise comes from."""
 
+    @property
+    def num_scored(self) -> int:
+        return sum(end - begin for begin, end in self.spans)
+
     @staticmethod
     def of(token_ids: list[int], spans: list[Span], prefix: int = 0, suffix: int = 0) -> "ScoredSequence":
         """With the noise of its context: alternatives for the same spans share theirs, so that their difference varies
@@ -160,15 +164,19 @@ def score_sequences(
 
     A value depends on the seed and its own sequence alone. `batch_size` sequences go through the network at a time.
     """
-    causal = denoiser.process is None
+    process = denoiser.process
+    order = sorted(range(len(sequences)), key=lambda k: len(sequences[k].token_ids))
+    kinds: list[tuple[int, int]] = []
+    for sequence in (sequences[k] for k in order):
+        if process is None:
+            kinds.append((0, 1))  # a causal network takes sequences of several lengths, padded
+        else:
+            single = process.absorbing and sequence.num_scored == 1  # nothing is random
+            kinds.append((len(sequence.token_ids), 1 if single else likelihood_samples))
     scores = [(0.0, 0.0)] * len(sequences)
-    order = (
-        sorted(range(len(sequences)), key=lambda k: len(sequences[k].token_ids)) if causal else range(len(sequences))
-    )
-    kinds = [0 if causal else len(sequences[k].token_ids) for k in order]
     for part in with_progress(batches_of(kinds, batch_size), "scoring", progress):
         rows = [order[k] for k in part]
-        estimates = _estimates(denoiser, [sequences[k] for k in rows], likelihood_samples, seed, batch_size)
+        estimates = _estimates(denoiser, [sequences[k] for k in rows], kinds[part[0]][1], seed, batch_size)
         for k, values in zip(rows, estimates, strict=True):
             scores[k] = (float(values.mean()), standard_error(values))
     return scores

@@ -242,7 +242,7 @@ class Pipeline:
     def score(
         self,
         text: str,
-        infills: str | Sequence[str | Sequence[str] | Sample],
+        infills: str | Sample | Sequence[str | Sequence[str] | Sample],
         likelihood_samples: int = LIKELIHOOD_SAMPLES,
         span_length: int = 4,
         seed: int = 0,
@@ -258,13 +258,13 @@ class Pipeline:
         autoregressive model scores a blank at the end of the text, exactly.
         """
         self._check_scoring(likelihood_samples, batch_size)
-        infills = [infills] if isinstance(infills, str) else list(infills)
+        infills = [infills] if isinstance(infills, str | Sample) else list(infills)
         filled = [self._filled(text, infill, span_length) for infill in infills]
         sequences = [sequence for sequence, _ in filled]
         scores = score_sequences(self.denoiser, sequences, likelihood_samples, seed, batch_size, progress)
         exact = self.denoiser.process is None
         return [
-            Likelihood(value, error, sum(end - begin for begin, end in sequence.spans), size, exact)
+            Likelihood(value, error, sequence.num_scored, size, exact)
             for (sequence, size), (value, error) in zip(filled, scores, strict=True)
         ]
 
