@@ -1,4 +1,4 @@
-# Two commands do all: `make demo` and `make test`. They need Python 3.11 or newer, and nothing else.
+# Two commands are enough: `make demo` and `make test`. They need Python 3.11 or newer, and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ FOR_GPUS := triton cuda-bindings cuda-toolkit $(addprefix nvidia-,cudnn-cu13 cus
 .PHONY: demo test soak gpu bench lint format locked lock audit clean help
 
 help:
-	@echo "make demo    install, have two models write, learn two moons, and show it on a page (runs/demo/index.html)"
+	@echo "make demo    install, and build a page with samples of two bundled models and two moons (runs/demo/index.html)"
 	@echo "make test    install and run the tests"
 	@echo "make soak    the tests that take minutes, and the judges they need"
 	@echo "make gpu     the tests that need an accelerator, and the benchmarks"

@@ -1,7 +1,7 @@
 """Two small generators.
 
 python docs/build.py --out site     README.md and docs/*.md as HTML: a navigation, one stylesheet, no scripts
-python docs/build.py --api          docs/api.md, from the docstrings of the package
+python docs/build.py --api          docs/api.md, from the docstrings of the package, and the tables of docs/sampling.md
 
 A link to a page, a heading or a file that is not there is an error.
 """
@@ -202,30 +202,46 @@ def api() -> str:
     import cdlm.model.config
     import cdlm.objective
     import cdlm.process
+    import cdlm.sample.draw
     import cdlm.sample.generate
+    import cdlm.sample.samplers
     import cdlm.sample.settings
+    import cdlm.text.likelihood
     import cdlm.text.pipeline
     import cdlm.train.config
     from cdlm.studio.app import create_app
 
-    model, objective = cdlm.text.pipeline.Model, cdlm.objective.Objective
+    pipeline, objective = cdlm.text.pipeline.Pipeline, cdlm.objective.Objective
     lines = [
         "# API",
         "",
         "Written by `python docs/build.py --api` from the docstrings; do not edit it by hand.",
         "What is not listed here may change.",
         "",
-        "## Models that write",
+        "## Pipelines",
+        "",
+        "[The Python API](python.md) has examples.",
         "",
         *function(cdlm.text.pipeline.load, "cdlm.load"),
-        *kind(model, "cdlm.text.pipeline.Model"),
-        *(line for name in METHODS_OF_MODEL for line in function(getattr(model, name), f"Model.{name}")),
-        *kind(cdlm.text.pipeline.Text, "cdlm.text.pipeline.Text"),
+        *kind(pipeline, "cdlm.text.pipeline.Pipeline"),
+        *(line for name in METHODS_OF_PIPELINE for line in function(getattr(pipeline, name), f"Pipeline.{name}")),
+        *kind(cdlm.text.pipeline.Sample, "cdlm.text.pipeline.Sample"),
         *kind(cdlm.text.pipeline.Frame, "cdlm.text.pipeline.Frame"),
-        "## How a text is drawn",
+        *kind(cdlm.text.likelihood.Likelihood, "cdlm.text.likelihood.Likelihood"),
+        *kind(cdlm.text.likelihood.CorpusLikelihood, "cdlm.text.likelihood.CorpusLikelihood"),
+        "## Samplers",
         "",
-        *kind(cdlm.sample.settings.Sampling, "cdlm.sample.settings.Sampling"),
+        "The fields of `cdlm.sample.settings.Settings` are listed in [sampling](sampling.md#settings), and so are",
+        "the rows of `cdlm.sample.samplers.SAMPLERS` ([samplers](sampling.md#samplers)).",
+        "",
+        *function(cdlm.sample.settings.resolve, "cdlm.sample.settings.resolve"),
         *function(cdlm.sample.generate.generate, "cdlm.sample.generate.generate"),
+        *kind(cdlm.sample.draw.State, "cdlm.sample.draw.State"),
+        *function(cdlm.sample.draw.make_draw, "cdlm.sample.draw.make_draw"),
+        *kind(cdlm.sample.draw.Draw, "cdlm.sample.draw.Draw"),
+        *function(cdlm.sample.draw.Draw.log_probs, "Draw.log_probs"),
+        *kind(cdlm.sample.samplers.Sampler, "cdlm.sample.samplers.Sampler"),
+        *kind(cdlm.sample.samplers.UnmaskingOrder, "cdlm.sample.samplers.UnmaskingOrder"),
         "## Methods",
         "",
         "`cdlm.methods.METHODS` maps slugs to rows: " + ", ".join(f"`{slug}`" for slug in cdlm.methods.METHODS) + ".",
@@ -262,7 +278,47 @@ def api() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-METHODS_OF_MODEL = ("sample", "infill", "rewrite", "stream", "save_pretrained")
+METHODS_OF_PIPELINE = (
+    "sample", "infill", "rewrite", "stream", "logits", "log_probs", "nelbo", "score", "save_pretrained", "resolve",
+)  # fmt: skip
+
+
+def with_tables(page: str) -> str:
+    """docs/sampling.md with the tables of samplers and settings as the code has them."""
+    for name, table in (("samplers", samplers()), ("settings", settings())):
+        begin = f"<!-- {name} -->\n"
+        before, after = page.split(begin)
+        page = before + begin + "\n".join(table) + "\n" + after[after.index("<!-- end -->") :]
+    return page
+
+
+def samplers() -> list[str]:
+    """Every sampler, the models that it is for, and the settings that it reads."""
+    from cdlm.sample.samplers import SAMPLERS
+
+    models = {"any": "any process", "masked": "masked", "none": "autoregressive"}
+    lines = ["| sampler | | model | settings that it reads |", "| --- | --- | --- | --- |"]
+    for name, row in SAMPLERS.items():
+        read = ", ".join(
+            f"`{setting}`" + (f" ({', '.join(row.choices[setting])})" if setting in row.choices else "")
+            for setting in row.settings
+        )
+        lines.append(f"| {name} | {row.about} | {models[row.process]} | {read} |")
+    return lines
+
+
+def settings() -> list[str]:
+    """Every setting, its default, its values and its help."""
+    from cdlm.sample.samplers import ORDERS
+    from cdlm.sample.settings import SPECS, TYPES, choices
+
+    lines = ["| setting | default | values | |", "| --- | --- | --- | --- |"]
+    for name, spec in SPECS.items():
+        values = "see above" if name == "sampler" else ", ".join(choices(name)) or TYPES[name].__name__
+        about = [f"{order}: {row.about}." for order, row in ORDERS.items()] if name == "order" else []
+        default = "off" if spec.default is None else spec.default
+        lines.append(f"| `{name}` | {default} | {values} | {' '.join([spec.help, *about])} |")
+    return lines
 
 
 def process(name: str) -> list[str]:
@@ -332,11 +388,12 @@ def paths(description: dict[str, Any]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the site")
-    parser.add_argument("--api", action="store_true", help="write docs/api.md")
+    parser.add_argument("--api", action="store_true", help="write docs/api.md and the tables of docs/sampling.md")
     chosen = parser.parse_args(arguments)
     if chosen.api:
         (DOCS / "api.md").write_text(api())
-        print(f"wrote {DOCS / 'api.md'}")
+        (DOCS / "sampling.md").write_text(with_tables((DOCS / "sampling.md").read_text()))
+        print(f"wrote {DOCS / 'api.md'} and the tables of {DOCS / 'sampling.md'}")
     if chosen.out:
         try:
             pages = build(DOCS.parent, chosen.out)

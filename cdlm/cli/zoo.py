@@ -55,7 +55,7 @@ def show_zoo(console: Console) -> None:
     for command, about in (
         ("cdlm sample", "the first of them writes four texts"),
         ('cdlm sample mdlm --prompt "The sea was"', "the other one continues a text"),
-        ("cdlm sample --steps 32 --watch --num 1", "a text resolves; settings follow the number of steps"),
+        ("cdlm sample --steps 32 --watch --num-samples 1", "a text resolves; settings follow the number of steps"),
         ("cdlm studio", "both side by side, in a browser"),
     ):
         console.print(f"  {command:<40} {about}", highlight=False, markup=False)

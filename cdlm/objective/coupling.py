@@ -168,6 +168,11 @@ def pair_of(
     process: Process, x0: Tokens, x_s: Tokens, x_t: Tokens, s: Time, t: Time, gaussian: Gaussian | None = None
 ) -> Pair:
     """A pair of a process, at the signal levels of its noise schedule or of its Gaussian twin."""
+    for name, x in (("x_s", x_s), ("x_t", x_t)):
+        if x.shape != x0.shape or x.dtype != x0.dtype:
+            raise ValueError(
+                f"the {name} of a coupling must have the shape and dtype of x_0: {_kind(x0)} (got {_kind(x)})."
+            )
     noise = gaussian or process.noise
     alpha_s = noise.alpha(s)
     noisy = _noisy(process, x_s)
@@ -189,3 +194,7 @@ def pair_of(
 def _noisy(process: Process, x: Tokens) -> Bool[Tensor, "b l"]:
     """M(x). Under a prior that allows every token it is everywhere: on the host, whatever device x is on."""
     return torch.ones(x.shape, dtype=torch.bool) if process.full else process.positions(x)
+
+
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"

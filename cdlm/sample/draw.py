@@ -30,11 +30,11 @@ class State:
 
     x: Tokens
     step: int
-    """Steps done."""
+    """Steps done: 0 in the initial state, one more in each state that follows."""
     num_steps: int | None
-    """All steps, where that is known."""
+    """The largest value that `step` may reach; None if it is not known."""
     nfe: list[int]
-    """Network evaluations so far, for each sequence."""
+    """Network evaluations so far, for each sequence; without the unconditional one of guidance."""
     token_probs: Float[Tensor, "b l"] | None = None
     """The probability of each token under the network when it was drawn, if asked for; NaN where none was drawn."""
 
@@ -109,7 +109,9 @@ def _compiled_categorical() -> Callable[..., Index]:
 
 def last(states: Iterable[State]) -> State:
     """The final state."""
-    return collections.deque(states, maxlen=1)[0]
+    for final in collections.deque(states, maxlen=1):
+        return final
+    raise ValueError("the sampler yielded no state; it must yield the initial state and the state after each step.")
 
 
 def writable(process: Process, x: Tokens, given: Bool[Tensor, "b l"] | None) -> Bool[Tensor, "b l"]:

@@ -71,6 +71,7 @@ class CorpusLikelihood(Likelihood):
     """The sum over some texts, and each of them."""
 
     per_text: list[Likelihood] = dataclasses.field(repr=False)
+    """One for each text, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)

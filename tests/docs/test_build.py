@@ -81,5 +81,19 @@ def test_the_api_page_is_what_the_code_says(builder: ModuleType) -> None:
     pytest.importorskip("fastapi")
     page = (ROOT / "docs" / "api.md").read_text()
     assert page == builder.api(), "docs/api.md is out of date: python docs/build.py --api"
-    for name in ("cdlm.load", "Model.infill", "cdlm.objective.Term", "cdlm.process.unigram", "log_every", "/v1/infill"):
+    for name in (
+        "cdlm.load",
+        "Pipeline.infill",
+        "cdlm.objective.Term",
+        "cdlm.process.unigram",
+        "log_every",
+        "/v1/infill",
+    ):
         assert f"`{name}`" in page or name in page
+
+
+def test_the_tables_of_samplers_and_settings_are_what_the_code_says(builder: ModuleType) -> None:
+    page = (ROOT / "docs" / "sampling.md").read_text()
+    assert page == builder.with_tables(page), "docs/sampling.md is out of date: python docs/build.py --api"
+    assert "| entropy-bound | lowest entropies first" in page
+    assert "| `top_p` | 1.0 |" in page

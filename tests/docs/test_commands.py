@@ -30,7 +30,7 @@ from ..zygote import home
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export")
+WORDS = ("cdlm", "python", "python3", "make", "curl", "pip", "torchrun", "sbatch", "cat", "pytest", "export", "grep")
 NEEDS = ("gpu", "hub", "cluster", "judge", "browser")
 
 QUICK = "--steps 6 --batch-size 4 --log-every 3 --save-every 3 --valid-every 6 --valid-batches 1"
@@ -40,9 +40,11 @@ SHORTER = [
     ("train small-*", f"{QUICK} --device cpu --dtype float32 --no-compile --seq-length 64"),
     ("train small-*", "--network.hidden-size 32 --network.num-layers 1 --network.num-heads 1 --network.cond-dim 8"),
     ("sample*", "--num-samples 1"),
+    ("sample mdlm --[so]*", "--max-length 32"),
     ("moons*", "--train-steps 3 --num-samples 200 --bins 8 --sampling-steps 1 2 --batch-size 32"),
     ("methods --run *", "--run tiny --seq-length 16 --vocab-size 200"),
     ("eval *", "--num-samples 4"),
+    ("eval *--temperature 1 0.9 0.8 0.7*", "--temperature 1 0.8"),
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),

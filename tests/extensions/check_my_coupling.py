@@ -7,6 +7,7 @@ import torch
 from cdlm.methods import METHODS
 from cdlm.model.config import SIZES
 from cdlm.model.denoiser import Denoiser
+from cdlm.objective import pair_of
 from cdlm.process import Cosine, masked, uniform
 from cdlm.rng import seeded
 
@@ -72,3 +73,12 @@ def test_the_method_has_a_loss_and_says_what_it_cannot_do():
         my_coupling.Spans(process, 0)
     with pytest.raises(ValueError, match="uniform"):
         my_coupling.Spans(uniform(50), 2)
+
+
+def test_token_ids_of_another_shape_or_dtype_are_refused():
+    process, s, t = masked(7), torch.tensor([S]).double(), torch.tensor([T]).double()
+    x0 = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"the x_s of a coupling .* \(1, 4\) int64 \(got \(1, 3\) int64\)"):
+        pair_of(process, x0, x0[:, 1:], x0, s, t)
+    with pytest.raises(ValueError, match=r"the x_t of a coupling .* \(1, 4\) int64 \(got \(1, 4\) float32\)"):
+        pair_of(process, x0, x0, x0.float(), s, t)

@@ -5,10 +5,7 @@ import dataclasses
 import torch
 
 from cdlm.methods import METHODS, Method
-from cdlm.objective import Objective, Term, Times, inverse_step
-from cdlm.objective.coupling import pair_of
-from cdlm.objective.divergence import kl
-from cdlm.objective.target import Revealed
+from cdlm.objective import Objective, Revealed, Term, Times, inverse_step, kl, pair_of
 from cdlm.process import Process
 from cdlm.schedules import PAPER_STEPS, constant
 

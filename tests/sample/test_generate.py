@@ -178,3 +178,8 @@ def test_every_sampler_heeds_banned_tokens_and_processors_of_the_caller(name: st
     x = process.start(8, seeded(0, batch=50))
     states = generate(predict, process, x, settings, seeded(1, batch=50), banned=[2], logits_processors=[forbid_three])
     assert set(last(states).x.flatten().tolist()) == {0, 1, 4}
+
+
+def test_a_sampler_that_yields_nothing_is_named_as_the_mistake() -> None:
+    with pytest.raises(ValueError, match="yielded no state; it must yield the initial state"):
+        last(iter(()))
