@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parent
 NAME = "CDLM"
 ORDER = {
     "Start": ("README", "zoo", "idea", "tutorial", "first-tries", "faq"),
-    "Use": ("training", "recipes", "many-gpus", "sampling", "evaluation", "harness", "studio", "hub"),
+    "Use": ("training", "recipes", "many-gpus", "sampling", "python", "evaluation", "harness", "studio", "hub"),
     "Understand": (
         "paper",
         "choices",
@@ -206,6 +206,7 @@ def api() -> str:
     import cdlm.sample.generate
     import cdlm.sample.samplers
     import cdlm.sample.settings
+    import cdlm.text.likelihood
     import cdlm.text.pipeline
     import cdlm.train.config
     from cdlm.studio.app import create_app
@@ -219,11 +220,15 @@ def api() -> str:
         "",
         "## Pipelines",
         "",
+        "[The Python API](python.md) has examples.",
+        "",
         *function(cdlm.text.pipeline.load, "cdlm.load"),
         *kind(pipeline, "cdlm.text.pipeline.Pipeline"),
         *(line for name in METHODS_OF_PIPELINE for line in function(getattr(pipeline, name), f"Pipeline.{name}")),
         *kind(cdlm.text.pipeline.Sample, "cdlm.text.pipeline.Sample"),
         *kind(cdlm.text.pipeline.Frame, "cdlm.text.pipeline.Frame"),
+        *kind(cdlm.text.likelihood.Likelihood, "cdlm.text.likelihood.Likelihood"),
+        *kind(cdlm.text.likelihood.CorpusLikelihood, "cdlm.text.likelihood.CorpusLikelihood"),
         "## Samplers",
         "",
         "The fields of `cdlm.sample.settings.Settings` are listed in [sampling](sampling.md#settings), and so are",
@@ -273,7 +278,9 @@ def api() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-METHODS_OF_PIPELINE = ("sample", "infill", "rewrite", "stream", "save_pretrained", "resolve")
+METHODS_OF_PIPELINE = (
+    "sample", "infill", "rewrite", "stream", "logits", "log_probs", "nelbo", "score", "save_pretrained", "resolve",
+)  # fmt: skip
 
 
 def with_tables(page: str) -> str:

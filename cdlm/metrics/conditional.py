@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.divergence import rate_kl
-from cdlm.rng import Rng
+from cdlm.rng import Rng, seeded
 from cdlm.types import LogLaw, Pair, Time, Tokens
 
 Scored = Bool[Tensor, "b l"]
@@ -91,6 +91,11 @@ def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time
         at = pair.at(index.to(law.device)).to(law.device)
         total.index_add_(0, index // x0.shape[1], rate_kl(target=at.x0, student=law, pair=at).cpu().double())
     return -torch.where(k > 0, (l + 1) / k * t, one) * total
+
+
+def likelihood_rng(seed: int, noise_rows: Sequence[int]) -> Rng:
+    """The noise under which sequences are scored, one row of it for each."""
+    return seeded(seed, "harness read", batch=len(noise_rows), rows=torch.tensor(noise_rows))
 
 
 def noise_row(token_ids: Sequence[int]) -> int:

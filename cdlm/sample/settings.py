@@ -9,7 +9,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from cdlm.sample.samplers import ORDERS, SAMPLERS, Sampler
 
@@ -116,6 +116,31 @@ class Settings:
     block_length: int = setting(
         0, "Generate beyond the model's length, this many tokens at a time; 0 is off.", minimum=0
     )
+
+
+class SettingValues(TypedDict, total=False):
+    """Some of the settings by name, as keyword arguments: what an editor completes and a type checker checks.
+
+    The fields are those of `Settings`, which says what they mean; None is as good as not given.
+    """
+
+    sampler: str | None
+    steps: int | None
+    timesteps: str | None
+    order: str | None
+    step_size: Literal["random", "equal"] | None
+    final_step: Literal["none", "sample", "argmax"] | None
+    corrector: Literal["none", "constant", "cap", "rescale", "loop"] | None
+    eta: float | None
+    entropy_bound: float | None
+    temperature: float | None
+    temperature_end: float | None
+    guidance: float | None
+    top_k: int | None
+    top_p: float | None
+    precision: Literal["fp64", "fp32", "naive-fp32"] | None
+    posterior: Literal["auto", "plug-in", "mixture"] | None
+    block_length: int | None
 
 
 SPECS: dict[str, Spec] = {field.name: field.metadata["spec"] for field in dataclasses.fields(Settings)}

@@ -6,6 +6,8 @@
     print(pipe.infill("The ___ sat on the ___.")[0])
     for frame in pipe.stream("Once upon a time", max_length=64, steps=16):
         print(frame.texts[0])
+    print(pipe.nelbo(["The cat sat on the mat."]).nats_per_token)
+    print(pipe.score("The ___ sat on the mat.", ["cat", "rain"]))
 
 A sample depends on the seed and its own index alone, not on the batch that it is drawn in: exactly so in float64 on a
 CPU, elsewhere up to floating point (the last digits of a network may change with the shape of its batch).
@@ -14,12 +16,13 @@ CPU, elsewhere up to floating point (the last digits of a network may change wit
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
@@ -32,12 +35,24 @@ from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
 from cdlm.sample.logits import LogitsProcessor
-from cdlm.sample.settings import Settings, resolve
+from cdlm.sample.settings import Settings, SettingValues, resolve
 from cdlm.text.completion import batches, check_templates, complete_batch
 from cdlm.text.generation_config import read_generation_config, text_config, write_generation_config
+from cdlm.text.likelihood import (
+    LIKELIHOOD_SAMPLES,
+    CorpusLikelihood,
+    Likelihood,
+    ScoredSequence,
+    num_bytes,
+    score_sequences,
+    score_texts,
+)
+from cdlm.text.predictions import Times, TokenIds, log_probs, logits
 from cdlm.text.template import (
+    OPEN,
     Template,
     continuation,
+    fill,
     has_blanks,
     infilling,
     repeat,
@@ -113,7 +128,7 @@ class Pipeline:
         stop_at_eos: bool = False,
         batch_size: int = 32,
         logits_processors: Sequence[LogitsProcessor] = (),
-        **settings: Any,
+        **settings: Unpack[SettingValues],
     ) -> list[Sample]:
         """Generate samples, or continuations of each prompt. `stop_at_eos` ends a text at its first EOS token."""
         templates = self.continuations(_texts(prompt), num_samples, max_length)
@@ -127,7 +142,7 @@ class Pipeline:
         seed: int = 0,
         batch_size: int = 32,
         logits_processors: Sequence[LogitsProcessor] = (),
-        **settings: Any,
+        **settings: Unpack[SettingValues],
     ) -> list[Sample]:
         """Fill the blanks of a text: ___ with `span_length` tokens, [MASK] with one, [MASK:n] with n."""
         templates = self.infillings(_texts(text), num_samples, span_length)
@@ -142,7 +157,7 @@ class Pipeline:
         seed: int = 0,
         batch_size: int = 32,
         logits_processors: Sequence[LogitsProcessor] = (),
-        **settings: Any,
+        **settings: Unpack[SettingValues],
     ) -> list[Sample]:
         """Noise a text to time `noise_level` and denoise it from there: the paper's conditional generation.
 
@@ -158,7 +173,7 @@ class Pipeline:
         max_length: int | None = None,
         seed: int = 0,
         span_length: int = 4,
-        **settings: Any,
+        **settings: Unpack[SettingValues],
     ) -> Iterator[Frame]:
         """Generate step by step, a frame after each. Blanks are filled; text without any is continued."""
         if has_blanks(text):
@@ -166,6 +181,92 @@ class Pipeline:
         else:
             templates = self.continuations([text], num_samples, max_length)
         return self.frames(templates, self.resolve(settings), seed)
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """The id of the mask, one beyond the tokens; None for a model without a mask."""
+        process = self.denoiser.process
+        return self.denoiser.vocab if process is not None and process.has_mask else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is; token ids may be anywhere."""
+        return self.denoiser.device
+
+    def logits(self, token_ids: TokenIds, t: Times | None = None, batch_size: int = 32) -> Float[Tensor, "b l v"]:
+        """The output of the network for noisy tokens at time `t` (0 is data, 1 is noise), before normalisation.
+
+        `token_ids` are sequences of one length, as a tensor on any device or as lists; `t` is a number for all of them
+        or one for each. The result is in float32, or float64 for a float64 model, on the device of the model. It has
+        one column for each clean token and none for the mask. Autoregressive models take no `t`; their row i predicts
+        token i + 1.
+        """
+        return logits(self.denoiser, token_ids, t, batch_size)
+
+    def log_probs(self, token_ids: TokenIds, t: Times | None = None, batch_size: int = 32) -> Float[Tensor, "b l v"]:
+        """log f(x_t, t), the predicted distribution over the clean token at every position; arguments as in `logits`.
+
+        Normalised, and as the objective and the samplers see it: a token that cannot be noise (any visible token of a
+        masked model, all tokens at t = 0) is carried over with probability 1.
+        """
+        return log_probs(self.denoiser, token_ids, t, batch_size)
+
+    def nelbo(
+        self,
+        texts: str | Sequence[str],
+        likelihood_samples: int = LIKELIHOOD_SAMPLES,
+        max_length: int | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+        progress: bool = True,
+    ) -> CorpusLikelihood:
+        """The negative evidence lower bound of texts: in total, and of each text (`per_text`).
+
+        For an autoregressive model it is the exact negative log-likelihood. For a diffusion model it is a Monte Carlo
+        estimate from `likelihood_samples` noise levels per sequence. Texts longer than `max_length` tokens (the model's
+        own unless given) are split into blocks. A BOS token is given where the model was trained with one, and no end
+        of text is scored. A result depends on the seed and the text alone. `batch_size` sequences go through the
+        network at a time; `progress` shows a bar on a terminal.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        self._check_scoring(likelihood_samples, batch_size)
+        length, prefix = self.max_length if max_length is None else max_length, self._prefix
+        if not length and max_length is None:
+            raise ValueError(f"{self.name} does not say how long its sequences are; give max_length.")
+        if length < len(prefix) + 1:
+            raise ValueError(f"max_length must be at least {len(prefix) + 1} for this model (got {length}).")
+        return score_texts(
+            self.denoiser, self.tokenizer, texts, prefix, length, likelihood_samples, seed, batch_size, progress
+        )
+
+    def score(
+        self,
+        text: str,
+        infills: str | Sample | Sequence[str | Sequence[str] | Sample],
+        likelihood_samples: int = LIKELIHOOD_SAMPLES,
+        span_length: int = 4,
+        seed: int = 0,
+        batch_size: int = 32,
+        progress: bool = True,
+    ) -> list[Likelihood]:
+        """log p(infill | the rest of the text) for each of several infills of a text with blanks, or a lower bound.
+
+        An infill is a string (for several blanks a sequence of strings, one for each) of any number of tokens, or a
+        `Sample` that `infill` has generated from this text with this `span_length`, whose own tokens are then scored.
+        For a diffusion model it is a Monte Carlo estimate of a lower bound, with the rest of the text kept clean.
+        Infills of the same length share their noise, so that their difference varies less than they do. An
+        autoregressive model scores a blank at the end of the text, exactly.
+        """
+        self._check_scoring(likelihood_samples, batch_size)
+        infills = [infills] if isinstance(infills, str | Sample) else list(infills)
+        filled = [self._filled(text, infill, span_length) for infill in infills]
+        sequences = [sequence for sequence, _ in filled]
+        scores = score_sequences(self.denoiser, sequences, likelihood_samples, seed, batch_size, progress)
+        exact = self.denoiser.process is None
+        return [
+            Likelihood(value, error, sequence.num_scored, size, exact)
+            for (sequence, size), (value, error) in zip(filled, scores, strict=True)
+        ]
 
     def save_pretrained(
         self,
@@ -193,7 +294,7 @@ class Pipeline:
             self.tokenizer.save(out)  # it was given apart from the directory
         return out
 
-    def resolve(self, settings: dict[str, Any]) -> Settings:
+    def resolve(self, settings: Mapping[str, Any]) -> Settings:
         """The complete settings of a call that gives these."""
         return resolve(settings, self.denoiser.process, self.posterior, self.generation_config)
 
@@ -323,10 +424,52 @@ class Pipeline:
             compiled=self.compiled, logits_processors=logits_processors, watch=watch,
         )  # fmt: skip
 
+    @property
+    def _prefix(self) -> list[int]:
+        """What every sequence begins with."""
+        return [self.tokenizer.bos] if self.denoiser.process is None or self.bos_framed else []
+
+    def _check_scoring(self, likelihood_samples: int, batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 (got {batch_size}).")
+        if likelihood_samples < 2 and self.denoiser.process is not None:
+            raise ValueError(f"likelihood_samples must be at least 2, to estimate an error (got {likelihood_samples}).")
+
+    def _filled(self, text: str, infill: str | Sequence[str] | Sample, span_length: int) -> tuple[ScoredSequence, int]:
+        """A text with one of its infills as a sequence whose spans are scored, and the bytes of the infill."""
+        causal, framed = self.denoiser.process is None, bool(self._prefix)
+        if isinstance(infill, Sample):
+            template = infilling(text, self.tokenizer, span_length, framed)
+            token_ids, spans = infill.token_ids[: len(template.token_ids)], template.spans
+            if len(token_ids) < len(template.token_ids) or any(
+                given not in (OPEN, token) for given, token in zip(template.token_ids, token_ids, strict=True)
+            ):
+                raise ValueError(
+                    f"sample {infill.index} was not generated from this text with span_length={span_length}; give the "
+                    "text and the span_length of infill."
+                )
+            size = num_bytes(infill.text) - sum(map(num_bytes, template.pieces))
+        else:
+            parts = [infill] if isinstance(infill, str) else list(infill)
+            token_ids, spans = fill(text, parts, self.tokenizer, framed)
+            size = sum(map(num_bytes, parts))
+        if causal and (len(spans) > 1 or spans[0][1] < len(token_ids)):
+            raise ValueError(
+                f"{self.name} is autoregressive: it can score a continuation, with one blank at the end of the text."
+            )
+        if self.max_length and len(token_ids) > self.max_length:
+            raise ValueError(
+                f"the filled text has {len(token_ids)} tokens, and {self.name} was trained on {self.max_length}; "
+                "shorten it."
+            )
+        suffix = self.max_length - len(token_ids) if self.eos_padded and self.max_length and not causal else 0
+        token_ids = token_ids + [self.tokenizer.eos] * suffix
+        return ScoredSequence.of(token_ids, spans, len(self._prefix), suffix), size
+
     def _complete(
         self,
         templates: list[Template],
-        settings: dict[str, Any],
+        settings: Mapping[str, Any],
         seed: int,
         batch_size: int,
         logits_processors: Sequence[LogitsProcessor],

@@ -16,24 +16,29 @@ Times = float | Sequence[float] | Float[Tensor, "b"]
 
 
 @torch.no_grad()
-def logits(denoiser: Denoiser, token_ids: TokenIds, t: Times | None) -> Float[Tensor, "b l v"]:
+def logits(denoiser: Denoiser, token_ids: TokenIds, t: Times | None, batch_size: int) -> Float[Tensor, "b l v"]:
     """The output of the network at every position, before normalisation."""
-    x_t, times = _checked(denoiser, token_ids, t)
+    x_t, times = _checked(denoiser, token_ids, t, batch_size)
     alpha = torch.ones_like(times) if denoiser.process is None else denoiser.process.noise.alpha(times)
-    return _at_least_float32(denoiser.logits(denoiser.features(x_t, alpha)))
+    parts = zip(x_t.split(batch_size), alpha.split(batch_size), strict=True)
+    return torch.cat([_at_least_float32(denoiser.logits(denoiser.features(x, a))) for x, a in parts])
 
 
 @torch.no_grad()
-def log_probs(denoiser: Denoiser, token_ids: TokenIds, t: Times | None) -> Float[Tensor, "b l v"]:
+def log_probs(denoiser: Denoiser, token_ids: TokenIds, t: Times | None, batch_size: int) -> Float[Tensor, "b l v"]:
     """f(x_t, t): log-probabilities of the clean token at every position, where known tokens are certain."""
-    return _at_least_float32(denoiser(*_checked(denoiser, token_ids, t)))
+    x_t, times = _checked(denoiser, token_ids, t, batch_size)
+    parts = zip(x_t.split(batch_size), times.split(batch_size), strict=True)
+    return torch.cat([_at_least_float32(denoiser(x, t)) for x, t in parts])
 
 
-def _checked(denoiser: Denoiser, token_ids: TokenIds, t: Times | None) -> tuple[Tokens, Time]:
+def _checked(denoiser: Denoiser, token_ids: TokenIds, t: Times | None, batch_size: int) -> tuple[Tokens, Time]:
     """Tokens on the device of the network, and a time on the host for each sequence."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1 (got {batch_size}).")
     try:
         x_t = torch.as_tensor(token_ids)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError("token_ids must be sequences of one length; pad them, or pass them one by one.") from None
     if x_t.dim() != 2 or x_t.is_floating_point() or x_t.dtype == torch.bool or not x_t.numel():
         shape = tuple(x_t.shape)

@@ -171,6 +171,33 @@ def infilling(
     return Template(token_ids, pieces, spans, int(bos_framed), _words(tokenizer), banned)
 
 
+def fill(
+    text: str, infills: Sequence[str], tokenizer: "Tokenizer", bos_framed: bool = False
+) -> tuple[list[int], list[Span]]:
+    """The tokens of a text whose blanks are filled, and where those of each infill begin and end.
+
+    A blank only marks a place: its infill may have any number of tokens.
+    """
+    template = infilling(text, tokenizer, 1, bos_framed)
+    if len(infills) != len(template.spans):
+        raise ValueError(
+            f"the text has {len(template.spans)} blanks (adjacent ones count as one), and {list(infills)!r} fills "
+            f"{len(infills)}; give one string for each blank."
+        )
+    token_ids: list[int] = []
+    spans: list[Span] = []
+    place = 0
+    for (begin, end), before, infill in zip(template.spans, template.pieces, infills, strict=False):
+        token_ids += template.token_ids[place:begin]
+        own = _encode((" " if template.ends_in_space(before) else "") + infill, tokenizer)
+        if not infill or not own:
+            raise ValueError("an infill is empty; give at least one token for each blank.")
+        spans.append((len(token_ids), len(token_ids) + len(own)))
+        token_ids += own
+        place = end
+    return token_ids + template.token_ids[place:], spans
+
+
 def rewriting(
     text: str, tokenizer: "Tokenizer", noise_level: float = 0.5, clamp: bool = False, bos_framed: bool = False
 ) -> Template:

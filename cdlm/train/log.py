@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,18 @@ def announce(
     if objective.network is not None and (decay := objective.network.decay(0)) < 1:
         decays.append(("target", decay))
     for name, decay in decays:
-        scaled = scaled_decay(decay, config.steps, config.reference_steps)
-        horizon = 1 / (1 - scaled) if scaled < 1 else math.inf
-        at = f"decay {decay:g} at {config.reference_steps:,} steps"
-        print(f"{name}: {at}, scaled to {scaled:.6g} here: it remembers {horizon:,.0f} steps")
+        print(describe_decay(name, decay, config.steps, config.reference_steps))
+
+
+def describe_decay(name: str, decay: float, steps: int, reference_steps: int) -> str:
+    """The decay of a weight average, and what it becomes in a run of this length."""
+    scaled = scaled_decay(decay, steps, reference_steps)
+    line = f"{name} decay: {decay:g} at {reference_steps:,} steps, "
+    if scaled >= 1:
+        return line + "which keeps the initial weights"
+    if scaled <= 0:
+        return line + f"no averaging in a run of {steps:,} steps"
+    return line + f"{scaled:.6g} at {steps:,} steps (averages about {1 / (1 - scaled):,.0f} steps)"
 
 
 def summarise(state: Learner, recent: list[dict[str, Tensor]], step: int, speed: float) -> dict[str, Any]:

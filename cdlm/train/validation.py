@@ -1,4 +1,4 @@
-"""A look at a model while it trains: its NELBO, a few texts, and an alarm if their entropy is off."""
+"""A look at a model while it trains: its NELBO, a few samples, and a warning if their entropy is off."""
 
 import math
 from typing import Any
@@ -49,9 +49,11 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
         x = generate_samples(state.ema, method, config, step, valid.meta.bos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.valid_samples].cpu()).mean())
-        counts = pooled_entropy([row for _, x0 in batches for row in x0.tolist()])
-        learned = min(best, found["nelbo"]) < counts or 2 * (step + 1) > config.steps
-        found["alarm"] = alarm(found["entropy"], found["data_entropy"], config.seq_length, learned)
+        tokens = torch.cat([x0.cpu() for _, x0 in batches])
+        learned = min(best, found["nelbo"]) < pooled_entropy(tokens.tolist())
+        by_frequency = float(entropy(shuffled(tokens, config.seed)[: 4 * config.valid_samples]).mean())
+        noise = math.log(min(config.seq_length, state.ema.vocab))
+        found["alarm"] = alarm(found["entropy"], found["data_entropy"], by_frequency, noise, learned)
         found["samples"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
     reshard(state.ema)
     return found
@@ -68,22 +70,36 @@ def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, st
     return last(ancestral(denoiser, denoiser.process, start, settings, rng)).x
 
 
-def alarm(found: float, data: float, length: int, learned: bool = True) -> str | None:
-    """Mode collapse: a nat below the data's entropy. Uniform drift: more than half way from it to that of noise.
+def shuffled(tokens: Tokens, seed: int) -> Tokens:
+    """Sequences of the same tokens in a random order: what a model generates that knows only how frequent each is."""
+    order = seeded(seed, "shuffled", batch=1).uniform(tokens.numel())[0].argsort()
+    return tokens.flatten()[order].view_as(tokens)
 
-    Every network writes noise at first. So drift counts only in one that has `learned`: it has once known more than how
-    often each token occurs, or half of the run is over and it should.
+
+def alarm(samples: float, data: float, by_frequency: float, noise: float, learned: bool = True) -> str | None:
+    """What is wrong with samples of this entropy, if anything.
+
+    Mode collapse: a nat below the entropy of the data. Uniform drift: more than half way from the entropy of tokens
+    drawn by their frequency to that of uniform noise. A network that has not trained for long generates noise, and that
+    is no failure: drift counts only once the model has `learned`, that is, its NELBO has been below the entropy of the
+    token frequencies.
     """
-    if found < data - 1:
+    if samples < data - 1:
         return "mode collapse"
-    return "uniform drift" if learned and found > (data + math.log(length)) / 2 else None
+    return "uniform drift" if learned and samples > (by_frequency + noise) / 2 else None
+
+
+ALARMS = {
+    "mode collapse": "samples are much less diverse than the data",
+    "uniform drift": "samples are close to uniform noise",
+}
 
 
 def print_validation(found: dict[str, Any], config: TrainConfig) -> None:
     line = f"step {found['step']:>7,}/{config.steps:,}  validation NELBO {found['nelbo']:.4f} nats per token"
     if "entropy" in found:
         line += f"  entropy of samples {found['entropy']:.2f} (data {found['data_entropy']:.2f})"
-        line += f"  ALARM: {found['alarm']}" if found["alarm"] else ""
+        line += f"  WARNING: {found['alarm']}, {ALARMS[found['alarm']]}" if found["alarm"] else ""
     print(line, flush=True)
     for text in found.get("samples", [])[:1]:
         print(f"    | {' '.join(text.split())[:200]}", flush=True)

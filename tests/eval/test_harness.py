@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cdlm.metrics.conditional import exact_log_likelihood, is_greedy_at_once, log_likelihood_bound
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import LogLinear, masked, uniform, unigram
 from cdlm.process.exact import listed
@@ -23,7 +25,7 @@ from cdlm.rng import Rng, seeded
 from cdlm.sample.exact import ancestral_law
 
 from ..paper.enumeration import KINDS, PRIORS, VOCAB, tiny
-from ..writers import Kind, small, write_model
+from ..writers import Kind, small
 
 pytest.importorskip("lm_eval")
 
@@ -32,8 +34,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
 
-from cdlm.eval.harness import Harness, exact_log_likelihood, is_greedy_at_once, log_likelihood_bound, until_stop
+from cdlm.eval.harness import Harness, until_stop
 
+ROOT = Path(__file__).parents[2]
 CONTEXT = [2, 0]
 TEXT = "the cat sat"
 
@@ -359,15 +362,20 @@ def test_local_tasks_run_through_the_harness(kind: Kind, tmp_path: Path) -> None
     assert found["config"]["likelihood"] == ("exact" if kind == "causal" else "lower bound, 4 noise levels")
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", "masked", length=32)
-    command = [sys.executable, "-m", "cdlm.eval.harness", "run", "--model", "cdlm", "--device", "cpu"]
-    command += ["--model_args", f"pretrained={model},likelihood_samples=4,steps=4,dtype=float64", "--batch_size", "4"]
-    command += ["--tasks", "local_choose,local_read", "--include_path", str(tasks(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    """The command of docs/harness.md as it is printed: a bundled model on a local task, offline."""
+    page = (ROOT / "docs" / "harness.md").read_text()
+    (command,) = (line.split() for line in page.splitlines() if "--tasks agreement" in line)
+    assert f"```yaml\n{(ROOT / 'docs' / 'harness' / 'agreement.yaml').read_text()}```" in page
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
-    assert "local_choose" in done.stdout
-    assert "byte_perplexity" in done.stdout
+    (row,) = (line.split("|") for line in done.stdout.splitlines() if line.startswith("|agreement"))
+    assert row[5].strip() == "acc"
+    assert float(row[7]) > 0.5  # of eight easy questions
 
 
 def test_it_stands_beside_the_harness_s_own_models() -> None:

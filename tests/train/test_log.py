@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdlm.train.config import read_config
-from cdlm.train.log import open_log, read_metrics
+from cdlm.train.log import describe_decay, open_log, read_metrics
 from cdlm.train.loop import train
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "fef84f3" / "trained" / "mdlm"
@@ -75,3 +75,12 @@ def test_resuming_drops_the_lost_future_and_a_torn_line(recipe) -> None:
     record = open_log(config, from_step=8)
     record({"step": 10, "kind": "train", "loss": 0.5})
     assert [line["step"] for line in read_metrics(config.out)] == [4, 8, 10]
+
+
+def test_a_decay_is_described_for_the_length_of_the_run() -> None:
+    assert describe_decay("EMA", 0.9999, 150_000, 150_000) == (
+        "EMA decay: 0.9999 at 150,000 steps, 0.9999 at 150,000 steps (averages about 10,000 steps)"
+    )
+    assert describe_decay("target", 0.999, 1500, 150_000).endswith("0.9 at 1,500 steps (averages about 10 steps)")
+    assert describe_decay("EMA", 0.99, 200, 150_000).endswith("no averaging in a run of 200 steps")
+    assert describe_decay("target", 1.0, 200, 150_000).endswith("keeps the initial weights")
