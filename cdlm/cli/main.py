@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "Turn results into the paper's tables and figures, and frontiers at matched entropy.",
     "studio": "Watch models write in a browser, and use them over HTTP.",
     "push": "Upload a model to the hub, with a card: cdlm push MODEL owner/name.",
+    "convert": "Turn a .ckpt file of MDLM, UDLM, DUO or SDTT into a model directory.",
     "pull": "Download a model from the hub: cdlm pull owner/name FOLDER.",
 }
 

@@ -272,6 +272,7 @@ def test_targets_and_extras_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """Also those that are only mentioned: the command is there, and its flags are."""
+    from cdlm.cli.convert import ConvertConfig
     from cdlm.cli.main import COMMANDS
     from cdlm.cli.methods import MethodsConfig
     from cdlm.cli.plot import PlotConfig
@@ -287,7 +288,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     kinds: dict[str, type] = {
         "train": TrainConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
         "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
-        "studio": StudioConfig, "sample": SampleConfig,
+        "studio": StudioConfig, "sample": SampleConfig, "convert": ConvertConfig,
     }  # fmt: skip
     for line in spans(page):
         for command, rest in re.findall(r"(?:^|\s)cdlm ([a-z]+)([^|&#]*)", line):
