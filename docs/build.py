@@ -30,6 +30,7 @@ ORDER = {
     "Understand": (
         "paper",
         "choices",
+        "peers",
         "moons",
         "study",
         "study-samples",
