@@ -21,7 +21,7 @@ LOOP_STEPS = 4
 
 GenerationConfig = Mapping[str, Any]
 """What a model's generation_config.json says: settings by name, and `step_presets`, a list of settings for different
-numbers of steps (`cdlm/text/generation_config.py`)."""
+numbers of steps (`cdlm/sample/generation_config.py`)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,12 @@
 RUN/run.json                       the configuration; `cdlm train RUN/run.json` starts the identical run
 RUN/metrics.jsonl                  one line for each console line and validation
 RUN/step-00001000/config.json      with model.safetensors and tokenizer.json a model directory: the EMA weights
+RUN/step-00001000/generation_config.json     where the run started from a model that has one: how it is best sampled
 RUN/step-00001000/online.safetensors, target.safetensors, optimizer.safetensors, state.json
 RUN/damaged-step-00002000/         one that could not be read, set aside when the run went on from the one before
 
-state.json keeps a digest of every file, and of itself: what was read is what was written, or there is an error.
+state.json keeps a digest of every file, and of itself: what was read is what was written, or there is an error. Only
+generation_config.json may be edited.
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from safetensors.torch import load_file
 
 from cdlm.files import digest, flush, read_object, seal_holds, sealed
 from cdlm.model.pretrained import LayoutError, write_model, write_tensors
+from cdlm.sample.generation_config import read_generation_config, write_generation_config
 
 FORMAT = 2
 """1 had no digests."""
@@ -51,6 +54,8 @@ class Checkpoint:
     data: dict[str, Any]
     """What it was trained on: the hash and vocabulary of the tokens."""
     tokenizer: Path | None = None
+    generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The settings that the model it started from is best used with."""
 
 
 def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -94,6 +99,7 @@ def _fill(folder: Path, checkpoint: Checkpoint) -> None:
         "parts": sorted(checkpoint.tensors),
         "files": {path.name: digest(path) for path in sorted(folder.iterdir())},
     }
+    write_generation_config(folder, checkpoint.generation_config)
     (folder / STATE).write_text(json.dumps(sealed(state), indent=1) + "\n")
     for path in folder.iterdir():
         flush(path)
@@ -166,8 +172,16 @@ def read(path: Path, check: bool = True) -> Checkpoint:
         raise DamageError(f"{path / STATE} is incomplete ({error!r})") from None
     tensors = {part: _tensors(path / f"{part}.safetensors") for part in parts}
     tokenizer = path / "tokenizer.json"
+    model_config = _json(path / "config.json")
     return Checkpoint(
-        step, tensors, _json(path / "config.json"), run_config, best, data, tokenizer if tokenizer.is_file() else None
+        step,
+        tensors,
+        model_config,
+        run_config,
+        best,
+        data,
+        tokenizer if tokenizer.is_file() else None,
+        read_generation_config(path, model_config),
     )
 
 

@@ -32,9 +32,12 @@ from cdlm.model.pretrained import (
     load_denoiser,
     migrate_model_config,
     model_config,
+    newest,
     read_model_config,
 )
 from cdlm.objective import Objective
+from cdlm.sample.generation_config import read_generation_config
+from cdlm.sample.settings import flags
 from cdlm.train import checkpoint
 from cdlm.train.config import Resume, TrainConfig, migrate, to_json
 from cdlm.train.distributed import World, any_rank, broadcast_from_rank_0, join, leave, lost_contact
@@ -134,6 +137,7 @@ def _train(
     state = make_learner(config, network, objective, world)
     first, best = 0, None
     base = _base_training(config) if last is None else last.model_config.get("training", {}).get("from")
+    generation_config = _base_generation_config(config) if last is None else last.generation_config
     if last is not None:
         _check_fit(last, network, objective, config)
         state.restore(last.step, last.tensors)
@@ -161,7 +165,8 @@ def _train(
                 "from": base,
             }
             model = {**model_config(network), "text": text, "training": training}
-            found = checkpoint.Checkpoint(step, tensors, model, to_json(config), best, corpus, tokenizer)
+            run_config = to_json(config)
+            found = checkpoint.Checkpoint(step, tensors, model, run_config, best, corpus, tokenizer, generation_config)
             checkpoint.write(config.out, found, config.keep_checkpoints)
 
     recent: list[dict[str, Tensor]] = []
@@ -172,6 +177,9 @@ def _train(
             described = to_json(config) | ({"network": network.custom_network} if network.custom_network else {})
             write_whole(config.out / "run.json", json.dumps(described, indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
+            if generation_config:
+                settings = {name: value for name, value in generation_config.items() if name != "step_presets"}
+                print(f"generation config, from the model it started from: {flags(settings)}")
             if valid is None:
                 print(f"no validation, and no best checkpoint: {config.data} was prepared without a valid split")
             record = open_log(config, first)
@@ -387,6 +395,14 @@ def _base_training(config: TrainConfig) -> dict[str, Any] | None:
         return None
     training: dict[str, Any] | None = read_model_config(zoo.found(config.init_from)).get("training")
     return training
+
+
+def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
+    """The settings that the model this run starts from is best used with, which hold for the run as well."""
+    if config.init_from is None:
+        return {}
+    directory = newest(zoo.found(config.init_from))
+    return read_generation_config(directory, read_model_config(directory))
 
 
 def _check_finite(

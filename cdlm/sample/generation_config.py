@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdlm.files import read_object
-from cdlm.model.pretrained import LayoutError
+from cdlm.model.pretrained import LayoutError, peer_text_config
 from cdlm.sample.settings import SPECS, check_value
 
 FILE = "generation_config.json"
@@ -40,9 +40,9 @@ def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[s
 
 
 def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """How the sequences were made that a model was trained on, checked; of a peer's, how long they are."""
+    """How the sequences were made that a model was trained on, checked; a public checkpoint implies it."""
     if "text" not in config:
-        return {"max_length": _peers_length(config)}
+        return peer_text_config(config)
     text = config["text"]
     kinds: dict[str, type] = {"max_length": int, "posterior": str, "bos_framed": bool, "eos_padded": bool}
     if not isinstance(text, dict) or "max_length" not in text:
@@ -51,12 +51,6 @@ def text_config(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         if type(value) is not kinds.get(name) or (name == "max_length" and text["max_length"] < 0):
             raise LayoutError(f'{directory / "config.json"} is damaged: {name} is {value!r} in its "text".')
     return text
-
-
-def _peers_length(config: Mapping[str, Any]) -> int:
-    """Tokens in a sequence, by the names that MDLM, UDLM and DUO (model_length) or SDTT (model.length) give it."""
-    model = config.get("model")
-    return int(config.get("model_length") or (model.get("length", 0) if isinstance(model, dict) else 0))
 
 
 def check_generation_config(config: dict[str, Any]) -> dict[str, Any]:

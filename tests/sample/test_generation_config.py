@@ -10,8 +10,8 @@ from rich.console import Console
 import cdlm
 from cdlm.cli.sample import SampleConfig, generate_samples
 from cdlm.model.pretrained import LayoutError
+from cdlm.sample.generation_config import FILE, from_version_1, read_generation_config
 from cdlm.sample.settings import Settings, explicit
-from cdlm.text.generation_config import FILE, from_version_1, read_generation_config
 from cdlm.text.pipeline import Pipeline
 
 from ..cli.test_main import cdlm as command
