@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cdlm.eval.results import ResultRow, read_rows, read_samples
 from cdlm.files import read_object
+from cdlm.sample.generation_config import read_generation_config
 from cdlm.sample.settings import Settings, explicit, flags, resolve
-from cdlm.text.generation_config import read_generation_config
 from cdlm.train.plot import canvas
 from cdlm.zoo import HERE
 from studies.trials import markdown_table

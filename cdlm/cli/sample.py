@@ -90,6 +90,9 @@ class SampleConfig(_Options):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for a model directory that has none."""
+    bos_framed: bool | None = None
+    """Whether the model was trained on blocks that begin with BOS: then given texts begin with it, too. [what its
+    directory says, or its layout implies]"""
 
     def __post_init__(self) -> None:
         for name, value in given_settings(self).items():
@@ -142,7 +145,7 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     sources = list(_sources(config))
     if (config.clamp or config.noise_level is not None) and all(source.kind != "rewrite" for source in sources):
         raise ValueError(f"--noise-level and --clamp only apply to --rewrite, and {config.input} has no such line.")
-    model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer)
+    model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer, config.bos_framed)
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]
     frames = model.frames(templates, settings, config.seed) if config.watch or config.animate else None

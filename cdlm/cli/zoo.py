@@ -24,7 +24,7 @@ def show_zoo(console: Console) -> None:
     """The models that come with the package: what they are, how they write best, and where they lie."""
     from cdlm.methods.spec import method_name
     from cdlm.model import pretrained
-    from cdlm.text.generation_config import read_generation_config
+    from cdlm.sample.generation_config import read_generation_config
 
     table = Table(title="Models that come with cdlm", show_lines=True)
     for heading in ("model", "trained by", "parameters", "on disk", "tokens seen"):

@@ -69,6 +69,9 @@ class EvalConfig(_Axes):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for model directories that have none."""
+    bos_framed: bool | None = None
+    """Whether the models were trained on blocks between BOS and EOS: evaluation texts are cut likewise. [what each
+    directory says, or its layout implies]"""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "likelihood_samples", "batch_size"):

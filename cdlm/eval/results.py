@@ -57,13 +57,18 @@ def hash_values(values: Mapping[str, Any]) -> str:
 
 def samples_key(header: ResultRow) -> str:
     """The key of samples, from the header of their file."""
-    return hash_values({name: header.get(name) for name in SAMPLES_KEY})
+    return hash_values({name: header.get(name) for name in SAMPLES_KEY} | _framing(header))
 
 
 def row_key(row: ResultRow) -> str:
     """The key of a row, from the row itself or from what is known of it before it is measured."""
     few_step = [[bound["steps"], bound["order"]] for bound in row.get("few_step") or []]
-    return hash_values({name: row.get(name) for name in ROW_KEY} | {"few_step": few_step})
+    return hash_values({name: row.get(name) for name in ROW_KEY} | {"few_step": few_step} | _framing(row))
+
+
+def _framing(row: ResultRow) -> ResultRow:
+    """Whether texts were BOS-framed, where the model's config.json does not say so: rows without it keep their key."""
+    return {"bos_framed": row["bos_framed"]} if "bos_framed" in row else {}
 
 
 def file_name(words: str) -> str:

@@ -38,15 +38,16 @@ from cdlm.eval.results import (
 )
 from cdlm.eval.scorer import Judge, fingerprint, open_judge
 from cdlm.files import alone_in
+from cdlm.model.pretrained import read_model_config
 from cdlm.sample.draw import State
-from cdlm.text.pipeline import load
+from cdlm.text.pipeline import Pipeline, load
 
 
 def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultRow]:
     """Measure every cell of the sweep that is not finished yet; returns the rows of all its cells."""
     console = console or Console()
     models = {
-        label: load(source, config.device, config.dtype, config.compile, config.tokenizer)
+        label: load(source, config.device, config.dtype, config.compile, config.tokenizer, config.bos_framed)
         for label, source in config.sources()
     }
     cells, skipped = make_cells(config, models)
@@ -207,7 +208,15 @@ def _model_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
     }
     if cell.dataset is not None:
         fields |= {"dataset": cell.dataset.name, "dataset_hash": cell.dataset.fingerprint}
+    if model.bos_framed != _states_bos_framed(model):
+        fields["bos_framed"] = model.bos_framed
     return fields
+
+
+def _states_bos_framed(model: Pipeline) -> bool:
+    """What the config.json of a model says, which is in its hash; an override, or what a layout implies, is not."""
+    config = read_model_config(model.directory) if model.directory else {}
+    return bool((config.get("text") or {}).get("bos_framed"))
 
 
 def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ FORMAT = 2
 PREFIX = "backbone."
 CUSTOM = "custom"
 """Under "network" in config.json: the name of the class of a network of the user's own, whose weights these are."""
-PEERS = ("mdlm", "udlm", "duo")
+PEERS = {"mdlm": True, "udlm": False, "duo": True}
+"""The public layouts by their model_type, and whether their models were trained on BOS-framed blocks. UDLM's public
+model was trained on single sentences, padded."""
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".ckpt", ".bin", ".pt", ".pth")
-_CONVERT = "docs/hub.md (Checkpoints that are pickles) shows how to make a folder of it"
+_CONVERT = "cdlm convert reads the tensors of a .ckpt file and writes a model directory (docs/hub.md)"
 
 
 class LayoutError(ValueError):
@@ -343,6 +346,17 @@ def _sdtt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Den
     if name not in inner:
         raise LayoutError(f"tensor {name!r} is missing from model.safetensors")
     return _stripped(network, len(inner[name]) - 1, True, inner)
+
+
+def peer_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the sequences were made that a public checkpoint was trained on: their length, and whether they are framed.
+
+    MDLM, DUO and SDTT train and evaluate on blocks of 1024 tokens that begin with BOS and end with EOS.
+    """
+    model = config.get("model")
+    length = config.get("model_length") or (model.get("length") if isinstance(model, dict) else None)
+    bos_framed = PEERS.get(str(config.get("model_type")).lower(), "parameterization" in config)
+    return {"max_length": int(length or 0), "bos_framed": bos_framed}
 
 
 def _stripped(

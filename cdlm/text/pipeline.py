@@ -34,10 +34,10 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
+from cdlm.sample.generation_config import read_generation_config, text_config, write_generation_config
 from cdlm.sample.logits import LogitsProcessor
 from cdlm.sample.settings import Settings, SettingValues, resolve
 from cdlm.text.completion import batches, check_templates, complete_batch
-from cdlm.text.generation_config import read_generation_config, text_config, write_generation_config
 from cdlm.text.likelihood import (
     LIKELIHOOD_SAMPLES,
     CorpusLikelihood,
@@ -487,6 +487,7 @@ def load(
     compile: bool = False,
     tokenizer: str | Path | None = None,
     network: nn.Module | None = None,
+    bos_framed: bool | None = None,
 ) -> Pipeline:
     """Open a model directory, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm
     zoo` lists them; the best one if none is named), or an id of the model hub; those of MDLM and DUO too.
@@ -494,6 +495,8 @@ def load(
     `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless given. `compile` takes a minute at first
     and pays for many samples. A `tokenizer` (a tokenizer.json, or a directory of GPT-2's files) is needed where the
     directory has none. A run of a network of your own needs that `network`, into which the weights are copied.
+    `bos_framed` says whether the model was trained on blocks between BOS and EOS, where that differs from what the
+    directory says or its layout implies.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
     directory = pretrained.newest(folder_of(source))
@@ -514,6 +517,7 @@ def load(
     name = str(source) if directory != pretrained.newest(Path(source)) else directory.name
     if (directory / "state.json").is_file():
         name = f"{directory.parent.name}/{directory.name}"
+    given = {} if bos_framed is None else {"bos_framed": bos_framed}
     return Pipeline(
         name,
         denoiser,
@@ -522,7 +526,7 @@ def load(
         directory=directory,
         training=config.get("training") or {},
         generation_config=read_generation_config(directory, config),
-        **text_config(config, directory),
+        **{**text_config(config, directory), **given},
     )
 
 
