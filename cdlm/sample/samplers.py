@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cdlm.process.process import Process
 
 STEPS = ("steps", "timesteps", "block_length")
-SHAPING = ("temperature", "temperature_end", "top_k", "top_p", "guidance")
+PENALTIES = ("frequency_penalty", "presence_penalty", "log_frequency_penalty")
+SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance")
 
 
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +67,8 @@ class Sampler:
     """The fields of `Settings` that it reads."""
     choices: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     """Settings of which it takes some values only."""
+    remasks: bool = False
+    """Whether it replaces tokens that it has drawn; otherwise a token of a masked model stays once it is drawn."""
 
     def fits(self, process: "Process | None") -> bool:
         if process is None or self.process == "none":
@@ -91,6 +94,7 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, *SHAPING, "corrector", "eta", "final_step", "precision", "posterior"),
         {"corrector": ("constant", "cap", "rescale", "loop"), "precision": ("fp64", "fp32")},
+        remasks=True,
     ),
     "first-hitting": Sampler(
         "cdlm.sample.order:first_hitting",
@@ -130,7 +134,7 @@ SAMPLERS: dict[str, Sampler] = {
         "cdlm.sample.autoregressive:autoregressive",
         "one token after the other, with a key-value cache",
         "none",
-        ("temperature", "top_k", "top_p", "precision"),
+        ("temperature", "top_k", "top_p", *PENALTIES, "precision"),
     ),
 }
 """The first sampler that takes all settings of a call carries it out, unless `sampler` names one."""
