@@ -159,7 +159,8 @@ def create_app(
         message = str(first["msg"]).removeprefix("Value error, ")
         if not where:
             return ApiError(400, message).response
-        message = f"{where[0]} must be {UNIONS[where[0]]}." if where[0] in UNIONS else f"{'.'.join(where)}: {message}"
+        of_union = where[0] in UNIONS and first["type"] != "extra_forbidden"
+        message = f"{where[0]} must be {UNIONS[where[0]]}." if of_union else f"{'.'.join(where)}: {message}"
         return ApiError(400, message, where[0]).response
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

@@ -26,7 +26,10 @@ def resolve_within(model: Pipeline, given: dict[str, Any], limits: Limits) -> Re
     if settings.steps is None or settings.steps <= limits.max_steps:
         return settings
     if "steps" in given or "timesteps" in given:
-        raise RequestError(f"steps must be at most {limits.max_steps} (got {settings.steps}).", "steps")
+        raise RequestError(
+            f"steps must be at most {limits.max_steps} (got {settings.steps}).",
+            "steps" if "steps" in given else "timesteps",
+        )
     return model.resolve({**given, "steps": limits.max_steps})
 
 
