@@ -44,7 +44,6 @@ def address() -> Iterator[str]:
     listener.close()
 
 
-@pytest.mark.filterwarnings("default::ResourceWarning", "default::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("session", SESSIONS)
 def test_a_session_goes_as_it_is_printed(session: str, address: str) -> None:
     text = session.replace("localhost:8000", address)
