@@ -67,8 +67,8 @@ class Sampler:
     """The fields of `Settings` that it reads."""
     choices: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     """Settings of which it takes some values only."""
-    remasks: bool = False
-    """Whether it replaces tokens that it has drawn; otherwise a token of a masked model stays once it is drawn."""
+    keeps_tokens: bool = False
+    """Whether a token of a masked model stays once it is drawn: then a text can be streamed before it is finished."""
 
     def fits(self, process: "Process | None") -> bool:
         if process is None or self.process == "none":
@@ -87,6 +87,7 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, *SHAPING, "order", "step_size", "final_step", "precision", "posterior"),
         {"order": ORDERS, "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "corrector": Sampler(
         "cdlm.sample.ancestral:ancestral_with_corrector",
@@ -94,7 +95,6 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, *SHAPING, "corrector", "eta", "final_step", "precision", "posterior"),
         {"corrector": ("constant", "cap", "rescale", "loop"), "precision": ("fp64", "fp32")},
-        remasks=True,
     ),
     "first-hitting": Sampler(
         "cdlm.sample.order:first_hitting",
@@ -102,6 +102,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         ("block_length", *SHAPING, "order", "precision"),
         {"order": ("first-hitting",), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "confidence": Sampler(
         "cdlm.sample.confidence:confidence",
@@ -109,6 +110,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         (*STEPS, *SHAPING, "order", "precision"),
         {"order": ("probability", "margin"), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "entropy-bound": Sampler(
         "cdlm.sample.confidence:entropy_bound",
@@ -116,6 +118,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         (*STEPS, *SHAPING, "order", "entropy_bound", "precision"),
         {"order": ("entropy-bound",), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "naive": Sampler(
         "cdlm.sample.naive:naive_ancestral",
@@ -123,12 +126,14 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, "temperature", "top_k", "top_p", "final_step", "precision", "posterior"),
         {"precision": ("naive-fp32",), "posterior": ("plug-in",)},
+        keeps_tokens=True,
     ),
     "plain": Sampler(
         "cdlm.sample.ancestral:plain_ancestral",
         "ancestral sampling exactly as it is defined: the reference of the tests",
         "any",
         (*STEPS, *SHAPING, "posterior"),
+        keeps_tokens=True,
     ),
     "autoregressive": Sampler(
         "cdlm.sample.autoregressive:autoregressive",

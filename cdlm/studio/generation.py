@@ -51,7 +51,7 @@ class CheckedRequest:
     def tokens_stay(self) -> bool:
         """Whether a token that is drawn stays as it is: then the beginning of a text is final before its end."""
         process = self.model.denoiser.process
-        return process is None or (process.absorbing and not SAMPLERS[self.settings.sampler].remasks)
+        return process is None or (process.absorbing and SAMPLERS[self.settings.sampler].keeps_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
