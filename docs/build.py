@@ -26,7 +26,18 @@ DOCS = Path(__file__).resolve().parent
 NAME = "CDLM"
 ORDER = {
     "Start": ("README", "zoo", "idea", "tutorial", "first-tries", "faq"),
-    "Use": ("training", "recipes", "many-gpus", "sampling", "python", "evaluation", "harness", "studio", "hub"),
+    "Use": (
+        "training",
+        "recipes",
+        "many-gpus",
+        "sampling",
+        "python",
+        "evaluation",
+        "harness",
+        "studio",
+        "hub",
+        "diffusers",
+    ),
     "Understand": (
         "paper",
         "choices",
