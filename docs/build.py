@@ -26,7 +26,18 @@ DOCS = Path(__file__).resolve().parent
 NAME = "CDLM"
 ORDER = {
     "Start": ("README", "zoo", "idea", "tutorial", "first-tries", "faq"),
-    "Use": ("training", "recipes", "many-gpus", "sampling", "python", "evaluation", "harness", "studio", "hub"),
+    "Use": (
+        "training",
+        "recipes",
+        "many-gpus",
+        "sampling",
+        "python",
+        "evaluation",
+        "harness",
+        "studio",
+        "hub",
+        "diffusers",
+    ),
     "Understand": (
         "paper",
         "choices",
@@ -197,18 +208,25 @@ STYLE = (DOCS / "site.css").read_text()
 
 def api() -> str:
     """docs/api.md: the names that other code may rely on, with their own words."""
+    import cdlm.data.prepare
+    import cdlm.data.tokens
     import cdlm.eval.config
     import cdlm.methods
     import cdlm.methods.spec
+    import cdlm.metrics.likelihood
     import cdlm.model.config
+    import cdlm.model.denoiser
+    import cdlm.model.ema
     import cdlm.objective
     import cdlm.process
+    import cdlm.rng
     import cdlm.sample.draw
     import cdlm.sample.generate
     import cdlm.sample.samplers
     import cdlm.sample.settings
     import cdlm.text.likelihood
     import cdlm.text.pipeline
+    import cdlm.train
     import cdlm.train.config
     from cdlm.studio.app import create_app
 
@@ -261,6 +279,18 @@ def api() -> str:
         *function(cdlm.process.Process.bridge, "Process.bridge"),
         *kind(cdlm.process.LogLinear, "cdlm.process.LogLinear"),
         *kind(cdlm.process.Cosine, "cdlm.process.Cosine"),
+        "## Training",
+        "",
+        "[Bring your own network](networks.md) has examples.",
+        "",
+        *function(cdlm.train.train, "cdlm.train.train"),
+        *function(cdlm.data.prepare.prepare, "cdlm.data.prepare.prepare"),
+        *function(cdlm.data.tokens.open_tokens, "cdlm.data.tokens.open_tokens"),
+        *kind(cdlm.model.denoiser.Denoiser, "cdlm.model.denoiser.Denoiser"),
+        *function(cdlm.model.ema.frozen_copy, "cdlm.model.ema.frozen_copy"),
+        *function(cdlm.model.ema.update, "cdlm.model.ema.update"),
+        *function(cdlm.metrics.likelihood.nelbo, "cdlm.metrics.likelihood.nelbo"),
+        *function(cdlm.rng.seeded, "cdlm.rng.seeded"),
         "## Settings of commands",
         "",
         "On the command line `--log-every 10` is `log_every`; `cdlm train RECIPE --help` and so on say the same.",
@@ -280,7 +310,8 @@ def api() -> str:
 
 
 METHODS_OF_PIPELINE = (
-    "sample", "infill", "rewrite", "stream", "logits", "log_probs", "nelbo", "score", "save_pretrained", "resolve",
+    "sample", "infill", "rewrite", "stream", "encode", "logits", "log_probs", "nelbo", "score", "save_pretrained",
+    "resolve",
 )  # fmt: skip
 
 

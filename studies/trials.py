@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import ttest_1samp
 
 from cdlm.eval.report.frontier import FrontierRatio, Point, compare_frontiers, frontier_points, match_entropies
 from cdlm.eval.report.rows import Section, control_label, display_name, read_sections, unconditional_rows, uncontrolled
 from cdlm.eval.results import ResultRow, read_samples
+from cdlm.extras import require
 from cdlm.metrics.gen_ppl import Interval
 from cdlm.sample.settings import resolve
 from cdlm.train.plot import canvas
@@ -315,7 +315,8 @@ def mean_over_seeds(values: Sequence[float]) -> str:
     if len(values) < len(SEEDS):
         return ""
     logs = np.log(values)
-    low, high = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    stats = require("scipy.stats", "eval", "an interval over trials", "scipy")
+    low, high = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
     return f"**{math.exp(logs.mean()):.2f}** [{math.exp(low):.2f}, {math.exp(high):.2f}]"
 
 

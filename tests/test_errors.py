@@ -43,7 +43,9 @@ def broken(predict, process, x, settings, rng, *, given=None, start=1.0, draw=No
 
 SAMPLERS["plain"] = Sampler(broken, "one that fails", "masked", ("steps", "timesteps"))
 """
-TRAIN = "moons --methods mine --train-steps 1 --samples 8 --bins 4 --encoding digits --sampling-steps 1 --batch 4"
+TRAIN = (
+    "moons --methods mine --train-steps 1 --num-samples 8 --bins 4 --encoding digits --sampling-steps 1 --batch-size 4"
+)
 
 
 def test_an_error_in_a_divergence_of_the_user_keeps_its_traceback(tmp_path: Path) -> None:
@@ -96,7 +98,6 @@ def test_user_code_beside_which_our_own_refusal_is_raised_does_not_matter(tmp_pa
     ("words", "message"),
     [
         ("sample nowhere/at/all", "nowhere/at/all"),
-        ("sample mdlm --steps 0", "--steps must be between 1 and 1,000,000 (got 0)."),
         ("sample mdlm --input nowhere.txt", "nowhere.txt"),
         ("prepare nowhere.txt --out data", "nowhere.txt"),
         ("prepare latin.txt --seq-length 8 --out data", "latin.txt"),
@@ -127,3 +128,10 @@ def test_bugs_of_ours_keep_their_traceback(raised: str, tmp_path: Path) -> None:
     done = run("python", "mine.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_a_value_out_of_range_is_an_error_of_usage(tmp_path: Path) -> None:
+    done = run("cdlm", "sample", "mdlm", "--steps", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--steps must be between 1 and 1,000,000 (got 0)." in done.stderr
+    assert "Traceback" not in done.stderr

@@ -145,7 +145,9 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     sources = list(_sources(config))
     if (config.clamp or config.noise_level is not None) and all(source.kind != "rewrite" for source in sources):
         raise ValueError(f"--noise-level and --clamp only apply to --rewrite, and {config.input} has no such line.")
-    model = load(config.model, config.device, config.dtype, config.compile, config.tokenizer, config.bos_framed)
+    model = load(
+        config.model, config.device, config.dtype, config.compile, config.tokenizer, bos_framed=config.bos_framed
+    )
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]
     frames = model.frames(templates, settings, config.seed) if config.watch or config.animate else None

@@ -144,6 +144,8 @@ def has_tokenizer(folder: Path) -> bool:
 def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
     """That of a model folder; the given one where it has none."""
     if has_tokenizer(folder):
+        if given is not None:
+            Tokenizer.load(given)  # not needed here, but a name that leads nowhere is an error
         return Tokenizer.load(folder)
     if given is None and (folder.parent / "moons.json").is_file():
         raise ValueError(

@@ -24,7 +24,9 @@ class CustomBackbone(nn.Module):
     def __init__(self, network: nn.Module, process: Process | None, vocab: int) -> None:
         super().__init__()
         self.network, self.process = network, process
-        self.columns = (vocab, vocab + 1) if process is not None and process.has_mask else (vocab,)
+        self._has_mask = process is not None and process.has_mask
+        self._num_ids = vocab + self._has_mask
+        self.columns = (vocab, vocab + 1) if self._has_mask else (vocab,)
         odd = [name for name, value in network.state_dict().items() if not isinstance(value, Tensor)]
         if odd:
             raise ValueError(f"{self.name} has {odd[0]!r} in its state_dict, which is not a tensor; make it a buffer")
@@ -63,16 +65,48 @@ class CustomBackbone(nn.Module):
                 "does; use duo:curriculum=0"
             )
         t = send(self._time(alpha), self.device)
+        try:
+            found = self.network(x, t) if self._split is None else self._split.hidden_states(x, t)
+        except IndexError as error:
+            raise ValueError(
+                f"{self.name} failed on token ids up to {int(x.max())} ({error}); its embeddings need "
+                f"{self._num_ids} rows{', as the mask is the last id' if self._has_mask else ''}."
+            ) from error
         if self._split is None:
-            found = self.network(x, t)
             self._check("logits", found, x, self.columns)
         else:
-            found = self._split.hidden_states(x, t)
             self._check("hidden states", found, x, (self._split.head.in_features,))
         return found if rows is None else take_positions(found, rows)
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         return rows if self._split is None else self._split.head(rows)
+
+    @torch.no_grad()
+    def check_interface(self, length: int) -> None:
+        """Run the network once, and refuse one that breaks what the fast path or an autoregressive method rely on."""
+        was_training = self.training
+        self.eval()
+        ids = torch.arange(2 * length, device=self.device).remainder(self._num_ids).view(2, length)
+        alpha = torch.full((2,), 0.5, dtype=torch.float64)
+        with torch.random.fork_rng(devices=[]):
+            features = self.features(ids, alpha)
+            if self._split is not None:
+                logits = self.network(ids, send(self._time(alpha), self.device))
+                self._check("logits", logits, ids, self.columns)
+                if not torch.allclose(logits, self.logits(features), rtol=1e-3, atol=1e-3):
+                    raise ValueError(
+                        f"forward(ids, t) of {self.name} is not head(hidden_states(ids, t)), which the fast path "
+                        "computes; make them equal, or rename hidden_states to go without the fast path."
+                    )
+            if self.process is None:
+                changed = ids.clone()
+                changed[:, -1] = (ids[:, -1] + 1).remainder(self._num_ids)
+                if not torch.allclose(features[:, :-1], self.features(changed, alpha)[:, :-1], rtol=1e-3, atol=1e-3):
+                    raise ValueError(
+                        f"{self.name} is not causal: its predictions depend on later tokens, so that an "
+                        "autoregressive method would see the answer; mask its attention, or use a diffusion method."
+                    )
+        self.train(was_training)
 
     @property
     def _split(self) -> HiddenStatesNetwork | None:

@@ -137,7 +137,7 @@ def _most_certain_first(
             table = torch.full(x.shape, -torch.inf, dtype=certain.dtype, device=x.device)
             table.view(-1)[index] = certain
             tie = rng("tie", step).uniform(l, x.device)
-            chosen = _most_certain(table, tie, keep, bound) & is_mask
+            chosen = most_certain(table, tie, keep, bound) & is_mask
             uniform_input = False
             drawn = x.flatten().scatter(0, index, token).view_as(x)
             x = torch.where(chosen, drawn, x)
@@ -171,7 +171,7 @@ def _drawn(
     return token, certain, probs
 
 
-def _most_certain(
+def most_certain(
     certainty: Float[Tensor, "b l"], tie: Float[Tensor, "b l"], keep: Int[Tensor, "b"], bound: float | None
 ) -> Bool[Tensor, "b l"]:
     """The `keep` most certain positions of each sequence, and those that the entropy bound adds."""

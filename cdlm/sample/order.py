@@ -80,9 +80,7 @@ def plan_by_level(
 
     Steps in which a sequence draws nothing are left out, for each sequence by itself: its next step moves up.
     """
-    masks = 1 - process.noise.alpha(times)
-    share, steps = masks[1:] / masks[0], len(times) - 1
-    step = steps - torch.searchsorted(share.flip(0).contiguous(), level, right=True)
+    steps, step = len(times) - 1, step_of_level(process, level, times)
     now = is_mask if final_step == "sample" else is_mask & (step < steps)
     plan = _without_empty_steps(step, times[step], now, rng, device)
     over = is_mask & (step == steps)
@@ -90,6 +88,13 @@ def plan_by_level(
         greedy = _without_empty_steps(torch.zeros_like(step), times[step], over, rng, device)
         plan += [dataclasses.replace(evaluation, u=None) for evaluation in greedy]
     return plan
+
+
+def step_of_level(process: Process, level: Level, times: Times) -> Int[Tensor, "b l"]:
+    """The step, from 0 on, in which a position of each level is unmasked; the number of steps if in none of them."""
+    masks = 1 - process.noise.alpha(times)
+    share = masks[1:] / masks[0]
+    return len(share) - torch.searchsorted(share.flip(0).contiguous(), level, right=True)
 
 
 def _without_empty_steps(

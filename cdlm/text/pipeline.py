@@ -193,6 +193,20 @@ class Pipeline:
         """Where the network is; token ids may be anywhere."""
         return self.denoiser.device
 
+    def encode(self, text: str, span_length: int = 4) -> list[int]:
+        """The token ids of a text as the model saw texts in training, for `logits` and `log_probs`.
+
+        That is with BOS where it was trained on BOS-framed blocks and with EOS up to its length where it is EOS-padded.
+        Blanks become masks: ___ as many as `span_length`, [MASK] one, [MASK:n] n.
+        """
+        if not has_blanks(text):
+            return self.padded(rewriting(text, self.tokenizer, bos_framed=bool(self._prefix))).token_ids
+        mask = self.mask_token_id
+        if mask is None:
+            raise ValueError(f"{self.name} has no mask that could stand for a blank; give a text without blanks.")
+        (template,) = self.infillings([text], 1, span_length)
+        return [mask if token == OPEN else token for token in template.token_ids]
+
     def logits(self, token_ids: TokenIds, t: Times | None = None, batch_size: int = 32) -> Float[Tensor, "b l v"]:
         """The output of the network for noisy tokens at time `t` (0 is data, 1 is noise), before normalisation.
 
@@ -230,6 +244,8 @@ class Pipeline:
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         self._check_scoring(likelihood_samples, batch_size)
+        if not any(texts):
+            raise ValueError("there is nothing to score: give at least one text that is not empty.")
         length, prefix = self.max_length if max_length is None else max_length, self._prefix
         if not length and max_length is None:
             raise ValueError(f"{self.name} does not say how long its sequences are; give max_length.")

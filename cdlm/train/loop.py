@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from cdlm.files import alone_in, flush, write_whole
 from cdlm.methods import Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
+from cdlm.model.custom import CustomBackbone
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import (
     CUSTOM,
@@ -60,10 +61,15 @@ another seed. (`data` is a path; the tokens themselves must be the same.)"""
 def train(config: TrainConfig, resume: Resume = "no", network: nn.Module | None = None) -> Path:
     """Train from random weights, from a model, or from where the run stopped; returns the last checkpoint.
 
+    `resume` is "no" (the output directory must not hold a run), "auto" (go on from the last checkpoint if there is one)
+    or "force" (also under other settings or on other data).
+
     Given a `network` of your own (`cdlm.types.LogitsNetwork`), that is trained in place of the one that
     `config.network` describes, from the weights that it has. To resume, pass it again; its weights are then those of
     the checkpoint.
     """
+    if resume not in get_args(Resume):
+        raise ValueError(f"resume must be one of {', '.join(get_args(Resume))} (got {resume!r}).")
     check(config, network)
     device = pick_device(config.device)
     world = join(config.parallel, device)
@@ -133,6 +139,8 @@ def _train(
     if last is not None:
         _check_same_kind(custom_network(last.model_config), custom, f"the checkpoint in {config.out}")
     network, method, objective = build(config, data.meta.vocab, device, last, custom)
+    if isinstance(network.backbone, CustomBackbone):
+        network.backbone.check_interface(config.seq_length)
     held.enter_context(few_threads(device, network.count()))
     state = make_learner(config, network, objective, world)
     first, best = 0, None

@@ -51,9 +51,10 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.valid_samples].cpu()).mean())
         tokens = torch.cat([x0.cpu() for _, x0 in batches])
         learned = min(best, found["nelbo"]) < pooled_entropy(tokens.tolist())
-        by_frequency = float(entropy(shuffled(tokens, config.seed)[: 4 * config.valid_samples]).mean())
+        words = [x.cpu(), batches[0][1][: 4 * config.valid_samples].cpu(), shuffled(tokens, config.seed)]
+        own, data, by_frequency = (entropy_of_words(rows[: 4 * config.valid_samples], valid.meta.eos) for rows in words)
         noise = math.log(min(config.seq_length, state.ema.vocab))
-        found["alarm"] = alarm(found["entropy"], found["data_entropy"], by_frequency, noise, learned)
+        found["alarm"] = alarm(own, data, by_frequency, noise, learned)
         found["samples"] = [Tokenizer.load(config.data / "tokenizer.json").decode(row) for row in x.tolist()]
     reshard(state.ema)
     return found
@@ -68,6 +69,12 @@ def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, st
     start = denoiser.process.start(config.seq_length, rng("start"), denoiser.device)
     settings = resolve({"steps": config.valid_sample_steps}, denoiser.process, method.posterior)
     return last(ancestral(denoiser, denoiser.process, start, settings, rng)).x
+
+
+def entropy_of_words(tokens: Tokens, eos: int) -> float:
+    """The mean unigram entropy without EOS: how much of a sequence is padding must not pass for diversity."""
+    values = [float(entropy(words[None])) for row in tokens if len(words := row[row != eos])]
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def shuffled(tokens: Tokens, seed: int) -> Tokens:

@@ -201,7 +201,7 @@ def test_a_judge_tells_shuffled_words(work: Path) -> None:
     shuffled = [" ".join(random.Random(0).sample(text.split(), len(text.split()))) for text in documents]
 
     def score(texts: list[str]) -> float:
-        readings = judge.read(texts)
-        return perplexity([r.nats for r in readings], [r.tokens for r in readings]).value
+        scores = judge.score(texts)
+        return perplexity([score.nats for score in scores], [score.num_tokens for score in scores]).value
 
     assert score(shuffled) > 3 * score(documents)

@@ -22,6 +22,7 @@ if not REQUIRED:
     if BROWSER is None:
         pytest.skip(NONE, allow_module_level=True)
 playwright = importlib.import_module("playwright.sync_api")
+playwright.expect.set_options(timeout=30_000)  # a busy machine is no failure
 
 
 @contextlib.contextmanager

@@ -156,7 +156,8 @@ def test_the_public_layout_takes_its_length_from_model_length(tmp_path: Path) ->
     assert (model.max_length, model.posterior) == (24, "plug-in")
     text = model.sample(prompt="abc", steps=3)[0]
     assert len(text.token_ids) == 24
-    assert text.token_ids[:3] == [0, 1, 2]
+    assert model.bos_framed
+    assert text.token_ids[:4] == [model.tokenizer.bos, 0, 1, 2]
 
 
 def test_a_folder_without_a_tokenizer_asks_for_one() -> None:

@@ -389,3 +389,17 @@ def test_a_posterior_that_the_race_has_not_is_refused_before_the_network_runs(tm
         ValueError, match=r"--precision naive-fp32.*--posterior mixture|--posterior mixture.*--precision naive-fp32"
     ):
         model.sample(precision="naive-fp32")
+
+
+def test_encoded_texts_are_framed_as_in_training() -> None:
+    """BOS, EOS padding and masks are where `infill` puts them."""
+    model = small("masked", "bpe", length=24, framed=True, padded=True)
+    (template,) = model.infillings(["the [MASK:2] sat."])
+    token_ids = model.encode("the [MASK:2] sat.")
+    assert len(token_ids) == 24
+    assert token_ids[0] == model.tokenizer.bos
+    assert [token if token != model.mask_token_id else -1 for token in token_ids] == template.token_ids
+    assert model.encode("the cat")[:3] == [model.tokenizer.bos, *model.tokenizer.encode("the cat")][:3]
+    assert small("uniform", "bpe").encode("the cat") == model.tokenizer.encode("the cat")
+    with pytest.raises(ValueError, match="has no mask"):
+        small("uniform", "bpe").encode("the ___")

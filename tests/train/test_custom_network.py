@@ -393,3 +393,25 @@ def test_a_checkpoint_is_opened_with_its_network_only(recipe, bases: Path, tmp_p
 def test_settings_for_the_network_of_the_package_are_refused(changes: dict[str, object], words: str, recipe) -> None:
     with pytest.raises(ValueError, match=words):
         train(recipe("mdlm", **changes), network=network_for(masked(BYTES), BYTES))
+
+
+class Inconsistent(SplitNetwork):
+    """Its forward does more than its head."""
+
+    def forward(self, ids: Tensor, t: Tensor) -> Tensor:
+        return 2 * super().forward(ids, t)
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "words"),
+    [
+        ("mdlm", lambda: Inconsistent(BYTES + 1, BYTES), r"forward\(ids, t\) of Inconsistent is not head"),
+        ("ar", lambda: RecurrentNetwork(BYTES, BYTES), "RecurrentNetwork is not causal"),
+        ("mdlm", lambda: RecurrentNetwork(BYTES, BYTES), "need 258 rows, as the mask is the last id"),
+    ],
+)
+def test_a_network_that_breaks_its_promises_is_refused_before_training(
+    method: str, network: Callable[[], nn.Module], words: str, recipe
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(recipe(method, network=NetworkConfig(causal=method == "ar")), network=network())

@@ -68,7 +68,7 @@ def test_settings_are_completed_with_defaults() -> None:
     old = {**now, "network": {key: value for key, value in now["network"].items() if key != "tie_embeddings"}}
     assert migrate(old) == now
     with pytest.raises(ValueError, match="'network' takes an object"):
-        migrate({"network": "nonsense"})
+        migrate({"network": 5})
 
 
 def test_settings_of_an_earlier_version_have_the_present_names() -> None:
