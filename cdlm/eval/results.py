@@ -165,10 +165,14 @@ def migrate(row: ResultRow) -> ResultRow:
         raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}; upgrade cdlm")
     row = row if version == FORMAT else _from_version_1(row)
     if row.get("sampling") is not None:
+        if not _ADDED_SETTINGS.keys() <= row["sampling"].keys():
+            row = {**row, "sampling": {**_ADDED_SETTINGS, **row["sampling"]}}
         _check_names(row["sampling"], SPECS, SPECS)
     return row
 
 
+_ADDED_SETTINGS = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "log_frequency_penalty": 0.0}
+"""Settings that rows of version 2 may lack, and the values by which these were sampled."""
 _ROW_FIELDS = {
     "hash": "model_hash",
     "trained": "training",
@@ -237,7 +241,7 @@ def _migrate_settings(sampling: ResultRow, row: ResultRow) -> ResultRow | None:
     if "process" not in row:
         return None
     given = {name: value for name, value in _rename_fields(sampling, _SETTINGS).items() if value is not None}
-    values = {**_VERSION_1_DEFAULTS, **given}
+    values = {**_ADDED_SETTINGS, **_VERSION_1_DEFAULTS, **given}
     values["sampler"] = _version_1_sampler(values, row["process"])
     if values["posterior"] == "auto":
         method = METHODS.get(str((row.get("training") or {}).get("method", "")).partition(":")[0])

@@ -37,11 +37,12 @@ def autoregressive(
     A step of a `DiT` reads and writes fixed tensors only, so that on a GPU it is recorded once and replayed. A network
     of the user's own has no cache: it reads the whole prefix in every step.
     """
-    draw = draw or make_draw(predict, process, x, settings)
     naive = settings.precision == "naive-fp32"
     b, length = x.shape
     prompt = 1 if given is None else int(given[0].sum())
-    text = x.masked_fill(torch.arange(length, device=x.device) >= prompt, 0)
+    later = torch.arange(length, device=x.device) >= prompt
+    draw = draw or make_draw(predict, process, x, settings, prompt=~later.expand_as(x))
+    text = x.masked_fill(later, predict.vocab)
     u = rng("next").uniform(length, x.device)
     next_logits = _cached(predict, text, prompt) if isinstance(predict.backbone, DiT) else _uncached(predict, text)
     position = torch.full((1,), prompt - 1, device=x.device)
@@ -63,6 +64,7 @@ def autoregressive(
     if length - prompt > 8 and not naive and isinstance(predict.backbone, DiT):  # recording runs the step a few times
         step = recorded(step, x.device)
         position.fill_(prompt - 1)
+        text.masked_fill_(later, predict.vocab)
     num_steps = length - prompt
     yield State(text[:, :prompt].clone(), 0, num_steps, [0] * b, draw.unknown_probs(text[:, :prompt]))
     for done in range(1, num_steps + 1):

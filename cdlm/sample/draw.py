@@ -89,15 +89,21 @@ def make_draw(
     *,
     banned: Sequence[int] = (),
     processors: Sequence[LogitsProcessor] = (),
+    prompt: Bool[Tensor, "b l"] | None = None,
+    special: Sequence[int] = (),
     compiled: bool = False,
     watch: bool = False,
 ) -> Draw:
     """How the settings draw tokens. Tokens in `banned` are never drawn; `processors` of the caller act after guidance
-    and before the temperature."""
+    and before the temperature. For the penalties, tokens at `prompt` positions were not sampled (by default those that
+    x shows already, and of an autoregressive model the first), and tokens in `special` do not count."""
     unconditional = None
     if settings.guidance and process is not None:
         unconditional = unconditional_log_probs(predict, process, x)
-    stages = logits_processors(settings, unconditional, tuple(banned), tuple(processors))
+    if prompt is None:
+        first = torch.arange(x.shape[1], device=x.device) < 1
+        prompt = first.expand_as(x) if process is None else x < process.vocab
+    stages = logits_processors(settings, unconditional, tuple(banned), tuple(processors), prompt, tuple(special))
     posterior: Posterior = "mixture" if settings.posterior == "mixture" else "plug-in"
     return Draw(stages, posterior, settings.precision, compiled, watch)
 

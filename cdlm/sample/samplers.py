@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cdlm.process.process import Process
 
 STEPS = ("steps", "timesteps", "block_length")
-SHAPING = ("temperature", "temperature_end", "top_k", "top_p", "guidance")
+PENALTIES = ("frequency_penalty", "presence_penalty", "log_frequency_penalty")
+SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance")
 
 
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +67,8 @@ class Sampler:
     """The fields of `Settings` that it reads."""
     choices: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     """Settings of which it takes some values only."""
+    keeps_tokens: bool = False
+    """Whether a token of a masked model stays once it is drawn: then a text can be streamed before it is finished."""
 
     def fits(self, process: "Process | None") -> bool:
         if process is None or self.process == "none":
@@ -84,6 +87,7 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, *SHAPING, "order", "step_size", "final_step", "precision", "posterior"),
         {"order": ORDERS, "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "corrector": Sampler(
         "cdlm.sample.ancestral:ancestral_with_corrector",
@@ -98,6 +102,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         ("block_length", *SHAPING, "order", "precision"),
         {"order": ("first-hitting",), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "confidence": Sampler(
         "cdlm.sample.confidence:confidence",
@@ -105,6 +110,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         (*STEPS, *SHAPING, "order", "precision"),
         {"order": ("probability", "margin"), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "entropy-bound": Sampler(
         "cdlm.sample.confidence:entropy_bound",
@@ -112,6 +118,7 @@ SAMPLERS: dict[str, Sampler] = {
         "masked",
         (*STEPS, *SHAPING, "order", "entropy_bound", "precision"),
         {"order": ("entropy-bound",), "precision": ("fp64", "fp32")},
+        keeps_tokens=True,
     ),
     "naive": Sampler(
         "cdlm.sample.naive:naive_ancestral",
@@ -119,18 +126,20 @@ SAMPLERS: dict[str, Sampler] = {
         "any",
         (*STEPS, "temperature", "top_k", "top_p", "final_step", "precision", "posterior"),
         {"precision": ("naive-fp32",), "posterior": ("plug-in",)},
+        keeps_tokens=True,
     ),
     "plain": Sampler(
         "cdlm.sample.ancestral:plain_ancestral",
         "ancestral sampling exactly as it is defined: the reference of the tests",
         "any",
         (*STEPS, *SHAPING, "posterior"),
+        keeps_tokens=True,
     ),
     "autoregressive": Sampler(
         "cdlm.sample.autoregressive:autoregressive",
         "one token after the other, with a key-value cache",
         "none",
-        ("temperature", "top_k", "top_p", "precision"),
+        ("temperature", "top_k", "top_p", *PENALTIES, "precision"),
     ),
 }
 """The first sampler that takes all settings of a call carries it out, unless `sampler` names one."""

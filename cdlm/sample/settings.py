@@ -102,6 +102,29 @@ class Settings:
     )
     top_k: int = setting(0, "Draw from the k most probable tokens only; 0 is off.", minimum=0)
     top_p: float = setting(1.0, "Draw from the smallest set of tokens with this probability.", above=0, maximum=1)
+    frequency_penalty: float = setting(
+        0.0,
+        "Subtract this from a token's logit for each of its occurrences among the tokens sampled so far (OpenAI's "
+        "frequency_penalty); 0 is off.",
+        minimum=-2,
+        maximum=2,
+        requires="absorbing",
+    )
+    presence_penalty: float = setting(
+        0.0,
+        "Subtract this from the logit of every token that has been sampled so far (OpenAI's presence_penalty); 0 is "
+        "off.",
+        minimum=-2,
+        maximum=2,
+        requires="absorbing",
+    )
+    log_frequency_penalty: float = setting(
+        0.0,
+        "Subtract this times log(1 + count) from a token's logit after the temperature, with its count in the text so "
+        "far, prompt included; 0 is off.",
+        minimum=-1_000,
+        maximum=1_000,
+    )
     precision: str = setting(
         "fp64",
         "Precision of the draw. naive-fp32 is the published FP32 sampler, which sharpens samples.",
@@ -138,6 +161,9 @@ class SettingValues(TypedDict, total=False):
     guidance: float | None
     top_k: int | None
     top_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    log_frequency_penalty: float | None
     precision: Literal["fp64", "fp32", "naive-fp32"] | None
     posterior: Literal["auto", "plug-in", "mixture"] | None
     block_length: int | None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
-from fastapi.encoders import jsonable_encoder
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdlm.files import VERSION
 from cdlm.methods.spec import method_name
-from cdlm.studio.generation import Event, check_request, generation_events
+from cdlm.studio.generation import CheckedRequest, Progress, Result, check_request, generation_events
 from cdlm.studio.jobs import Job, JobQueue, QueueFull
 from cdlm.studio.moons import moon_frames
 from cdlm.studio.results import result_sections
@@ -37,7 +37,7 @@ from cdlm.studio.schema import (
     ResolvedSettings,
     SettingsRequest,
 )
-from cdlm.studio.settings import form_settings, given_settings, message_in_fields
+from cdlm.studio.settings import form_settings, given_settings, request_error
 from cdlm.text.pipeline import Pipeline
 
 PAGE = Path(__file__).parent / "page"
@@ -56,18 +56,58 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    409: "cancelled",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    500: "internal_error",
+}
+"""The code of an error with this status, where it has no other."""
+UNIONS = {
+    "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
+    "stop": "a string or a list of up to four strings, none of them empty",
+}
+"""What fields of several types take."""
+CANCELLED = "this request was cancelled."
+FAILED = "the model failed; the log of the server says why."
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorResponse, "description": about}
     for code, about in {
-        400: "The request cannot be read.",
+        400: "The request cannot be read, or asks for something that cannot be done; the message says what.",
         401: "The token is missing or wrong.",
         404: "There is no such model, job or result.",
         409: "The request was cancelled.",
         413: "The request is too large.",
-        422: "The request asks for something that cannot be done; the message says what.",
         429: "The queue is full.",
     }.items()
 }
+
+
+class ApiError(Exception):
+    """A refusal, in OpenAI's format."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = {429: "rate_limit_error", 500: "server_error"}.get(self.status, "invalid_request_error")
+        code = self.code or CODES.get(self.status)
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 def create_app(
@@ -99,16 +139,29 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> Response:
-        return error_response(error.status_code, str(error.detail), dict(error.headers or {}))
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response
+
+    @app.exception_handler(ApiError)
+    async def _refused(_: Request, error: ApiError) -> Response:
+        return error.response
+
+    @app.exception_handler(Exception)
+    async def _failed(_: Request, error: Exception) -> Response:
+        return ApiError(500, FAILED).response
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         if first["type"] in ("json_invalid", "model_attributes_type"):
-            return error_response(422, "the body must be a JSON object, sent with the content type application/json.")
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = f"{where}: {first['msg']}" if where else str(first["msg"]).removeprefix("Value error, ")
-        return error_response(422, message)
+            message = "the body must be a JSON object, sent with the content type application/json."
+            return ApiError(400, message).response
+        where = [str(part) for part in first["loc"] if part not in ("body", "query")]
+        message = str(first["msg"]).removeprefix("Value error, ")
+        if not where:
+            return ApiError(400, message).response
+        of_union = where[0] in UNIONS and first["type"] != "extra_forbidden"
+        message = f"{where[0]} must be {UNIONS[where[0]]}." if of_union else f"{'.'.join(where)}: {message}"
+        return ApiError(400, message, where[0]).response
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
@@ -125,51 +178,51 @@ def create_app(
         """The models of this service."""
         return ModelList(data=[model_card(label, model) for label, model in models.items()])
 
+    @app.get("/v1/models/{model:path}", responses=_errors(401, 404))
+    async def show_model(model: Annotated[str, PathParameter(description="Its `id`.")]) -> ModelCard:
+        """One model."""
+        return model_card(model, models[find_model(model)])
+
     @app.get("/v1/limits", responses=_errors(401))
     async def show_limits() -> Limits:
         """The most that a request may ask for."""
         return limits
 
-    @app.post("/v1/settings", responses=_errors(400, 401, 404, 413, 422))
+    @app.post("/v1/settings", responses=_errors(400, 401, 404, 413))
     def show_settings(request: SettingsRequest) -> ResolvedSettings:
         """Complete the settings of a request without generating anything; settings that do not apply are left out."""
         label = find_model(request.model)
         try:
             return form_settings(label, models[label], given_settings(request), limits)
         except ValueError as error:
-            raise HTTPException(422, message_in_fields(str(error))) from None
+            wrong = request_error(error)
+            raise ApiError(400, str(wrong), wrong.param) from None
 
-    @app.post(
-        "/v1/completions", response_model=CompletionResponse, responses=_errors(400, 401, 404, 409, 413, 422, 429)
-    )
+    @app.post("/v1/completions", response_model=CompletionResponse, responses=_errors(400, 401, 404, 409, 413, 429))
     async def completions(body: Completion, request: Request) -> Response:
-        """Continue a prompt, or generate unconditionally. With `stream`, server-sent events: start, frame, done."""
+        """Continue prompts, fill the gap before a suffix, or generate unconditionally: OpenAI's API. With `stream`,
+        server-sent events."""
         return await generate(body, request)
 
-    @app.post("/v1/infill", response_model=CompletionResponse, responses=_errors(400, 401, 404, 409, 413, 422, 429))
+    @app.post("/v1/infill", response_model=CompletionResponse, responses=_errors(400, 401, 404, 409, 413, 429))
     async def infill(body: Infill, request: Request) -> Response:
         """Fill the blanks of a text, or generate chosen tokens of a sample again."""
         return await generate(body, request)
 
-    parameter = {"name": "job", "in": "path", "required": True, "schema": {"type": "string"}}  # any string: no 422
-    parameter["description"] = "The `id` of its `start` event."
-
-    @app.delete(
-        "/v1/jobs/{job}", status_code=204, responses=_errors(401, 404), openapi_extra={"parameters": [parameter]}
-    )
-    async def cancel(request: Request) -> Response:
-        """Cancel a request; `start` events name its job."""
-        job = queue.find(request.path_params["job"])
-        if job is None:
-            raise HTTPException(404, "there is no such job; it may be finished.")
-        job.cancel()
+    @app.delete("/v1/jobs/{job}", status_code=204, responses=_errors(401, 404))
+    async def cancel(job: Annotated[str, PathParameter(description="The `id` of its chunks.")]) -> Response:
+        """Cancel a request that is streamed; all its chunks have its `id`."""
+        found = queue.find(job)
+        if found is None:
+            raise ApiError(404, "there is no such job; it may be finished.", "job")
+        found.cancel()
         return Response(status_code=204)
 
     @app.get("/v1/results", responses=_errors(401, 404))
     async def show_results() -> dict[str, Any]:
         """The rows of an evaluation, for the plots."""
         if not results:
-            raise HTTPException(
+            raise ApiError(
                 404,
                 "there are no results; run cdlm eval MODEL --judge JUDGE --out results, then "
                 "cdlm studio MODEL --results results.",
@@ -177,9 +230,9 @@ def create_app(
         try:
             return {"sections": await asyncio.to_thread(result_sections, results)}
         except ValueError as error:
-            raise HTTPException(404, str(error)) from None
+            raise ApiError(404, str(error)) from None
 
-    @app.get("/v1/moons", responses=_errors(401, 422))
+    @app.get("/v1/moons", responses=_errors(400, 401))
     async def moons(
         process: Literal["masked", "uniform"] = Query("masked", description="The noise process."),
         steps: Annotated[MoonSteps, Query(description="Steps from noise to data.")] = DEFAULT_MOON_STEPS,
@@ -194,7 +247,8 @@ def create_app(
         if label is None:
             return next(iter(models))
         if label not in models:
-            raise HTTPException(404, f"there is no model {label!r}; there are: {', '.join(models)}")
+            message = f"there is no model {label!r}; there are: {', '.join(models)}"
+            raise ApiError(404, message, "model", "model_not_found")
         return label
 
     async def generate(body: Completion | Infill, request: Request) -> Response:
@@ -204,33 +258,55 @@ def create_app(
             checked = await asyncio.to_thread(check_request, body, models[label], limits)
             job, ahead = queue.submit(lambda: generation_events(checked))
         except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+            wrong = request_error(error)
+            raise ApiError(400, str(wrong), wrong.param) from None
         except QueueFull as full:
-            raise HTTPException(429, f"{full}; try again in a moment.", {"retry-after": "2"}) from None
+            raise ApiError(429, f"{full}; try again in a moment.", headers={"retry-after": "2"}) from None
+        head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": label}
         if body.stream:
-            start = Event("start", {"id": job.id, "model": label, "queue_position": ahead})
-            return EventStream(job, stream_events(job, label, start))
-        return await plain_response(job, label, request)
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(job, stream_events(job, head, checked, ahead, usage))
+        return await plain_response(job, {**head, "seed": checked.seed}, request)
 
     app.mount("/static", StaticFiles(directory=PAGE), name="static")
+    app.openapi = lambda: _described(FastAPI.openapi(app))  # type: ignore[method-assign]
     return app
 
 
-async def stream_events(job: Job, label: str, start: Event) -> AsyncIterator[bytes]:
-    """The events of a job."""
+def _described(description: dict[str, Any]) -> dict[str, Any]:
+    """The description without FastAPI's own validation errors: they are sent as status 400, like all others."""
+    for verbs in description["paths"].values():
+        for call in verbs.values():
+            call["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        description["components"]["schemas"].pop(name, None)
+    return description
+
+
+async def stream_events(
+    job: Job, head: dict[str, Any], request: CheckedRequest, ahead: int, include_usage: bool
+) -> AsyncIterator[bytes]:
+    """The chunks of a job, one for each choice and piece of news, as server-sent events."""
+    head = {**head, "usage": None} if include_usage else head
     try:
-        yield _encode(start)
-        async for event in job.items(idle=5.0):
-            if event is None:
+        if request.drafts:
+            yield _event({**head, "choices": [], "queue_position": ahead, "seed": request.seed})
+        async for item in job.items(idle=5.0):
+            if item is None:
                 yield b": keep-alive\n\n"
-            else:
-                yield _encode(_with_job(event, job, label))
+            elif isinstance(item, Progress):
+                for choice in item.choices:
+                    yield _event({**head, "choices": [choice]})
+            elif include_usage or request.drafts:
+                yield _event({**head, "choices": [], "usage": item.usage.model_dump()})
         if job.cancelled.is_set():
-            yield _encode(_error_event("cancelled", "cancelled"))
+            yield _event(ApiError(409, CANCELLED).body)
+        else:
+            yield b"data: [DONE]\n\n"
     except ValueError as error:
-        yield _encode(_error_event(str(error), "invalid"))
+        yield _event(ApiError(400, str(error)).body)
     except Exception:
-        yield _encode(_error_event("the model failed; the log of the server says why.", "internal"))
+        yield _event(ApiError(500, FAILED).body)
         raise
 
 
@@ -248,40 +324,29 @@ class EventStream(StreamingResponse):
             self.job.cancel()
 
 
-async def plain_response(job: Job, label: str, request: Request) -> Response:
-    """The last event of a job alone; if the client disconnects, the job is cancelled, however fast its events come."""
-    last: Event | None = None
+async def plain_response(job: Job, head: dict[str, Any], request: Request) -> Response:
+    """The result of a job alone; if the client disconnects, the job is cancelled, however fast its items come."""
+    last: Progress | Result | None = None
     checked = time.monotonic()
     try:
-        async for event in job.items(DISCONNECT_POLL):
+        async for item in job.items(DISCONNECT_POLL):
             if time.monotonic() - checked >= DISCONNECT_POLL:
                 if await request.is_disconnected():
                     break
                 checked = time.monotonic()
-            last = event or last
+            last = item or last
     except ValueError as error:
-        raise HTTPException(422, str(error)) from None
+        raise ApiError(400, str(error)) from None
     finally:
         job.cancel()
-    if last is None or last.kind != "done":
-        raise HTTPException(409, "this request was cancelled.")
-    return JSONResponse(_with_job(last, job, label).data)
+    if not isinstance(last, Result):
+        raise ApiError(409, CANCELLED)
+    response = CompletionResponse(**head, choices=last.choices, usage=last.usage)
+    return JSONResponse(response.model_dump())
 
 
-def _with_job(event: Event, job: Job, label: str) -> Event:
-    """The last event says which job and model it is from."""
-    if event.kind != "done":
-        return event
-    response = CompletionResponse(id=job.id, created=int(time.time()), model=label, **event.data)
-    return Event("done", jsonable_encoder(response))
-
-
-def _error_event(message: str, kind: str) -> Event:
-    return Event("error", {"error": {"message": message, "type": kind}})
-
-
-def _encode(event: Event) -> bytes:
-    return f"event: {event.kind}\ndata: {json.dumps(event.data, ensure_ascii=False)}\n\n".encode()
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 def model_card(label: str, model: Pipeline) -> ModelCard:
@@ -289,6 +354,7 @@ def model_card(label: str, model: Pipeline) -> ModelCard:
     process = model.denoiser.process
     return ModelCard(
         id=label,
+        created=int(model.directory.stat().st_mtime) if model.directory and model.directory.exists() else 0,
         method=method_name(method) if method else "",
         process=process.name if process is not None else "none",
         absorbing=process is not None and process.absorbing,
@@ -298,19 +364,6 @@ def model_card(label: str, model: Pipeline) -> ModelCard:
         max_length=model.max_length,
         generation_config=model.generation_config,
     )
-
-
-def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    kinds = {
-        400: "unreadable",
-        401: "unauthorized",
-        404: "missing",
-        409: "cancelled",
-        413: "too large",
-        422: "invalid",
-        429: "busy",
-    }
-    return JSONResponse({"error": {"message": message, "type": kinds.get(status, "error")}}, status, headers)
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -341,11 +394,13 @@ class Guard:
         if self.token and scope["path"].startswith(("/v1", "/openapi")):
             given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
             if not hmac.compare_digest(given, self.token.encode()):
-                refusal = error_response(
-                    401, "the token is missing or wrong; open the page with ?token=..., or send it as a bearer token."
-                )
+                refusal = ApiError(
+                    401,
+                    "the token is missing or wrong; open the page with ?token=..., or send it as a bearer token (the "
+                    "API key of a client).",
+                ).response
         if int(headers.get(b"content-length", b"0") or 0) > MAX_BODY:
-            refusal = error_response(413, f"a request has at most {MAX_BODY:,} bytes.")
+            refusal = ApiError(413, f"a request has at most {MAX_BODY:,} bytes.").response
         if refusal is not None:
             await refusal(scope, receive, guarded)
             return

@@ -29,7 +29,7 @@ class Job:
     """Work as an iterator, which runs in the thread of the queue; `items` brings what it yields to the event loop."""
 
     def __init__(self, work: Callable[[], Iterator[Any]]) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = f"cmpl-{secrets.token_hex(12)}"
         self.work = work
         self.running: Iterator[Any] | None = None
         self.buffer: collections.deque[Any] = collections.deque()

@@ -1,7 +1,8 @@
 """Requests and responses of the service, as types: its OpenAPI description is made of them.
 
-The settings of the sampler are derived from `cdlm.sample.settings`, so that a new one is described, checked and shown
-in the form of the page without a change of this package.
+Those of /v1/completions and /v1/models are OpenAI's, with fields of our own beside them. The settings of the sampler
+are derived from `cdlm.sample.settings`, so that a new one is described, checked and shown in the form of the page
+without a change of this package.
 """
 
 from typing import Annotated, Any, Literal
@@ -53,24 +54,80 @@ class SettingsRequest(Settings):
     """A model of /v1/models; the first if not given."""
 
 
-class GenerationRequest(SettingsRequest):
-    """What all requests for samples have in common."""
+class StreamOptions(Described):
+    """What a stream says besides the text."""
 
-    n: int = Field(1, ge=1)
-    """Samples to generate."""
-    seed: int = Field(0, ge=0, le=MAX_SEED)
-    """The same seed generates the same samples."""
-    stream: bool = False
-    """Send the state after every step as a server-sent event."""
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    """End with a chunk that has the `usage` of the whole request and no choices."""
+
+
+class GenerationRequest(SettingsRequest):
+    """What all requests for samples have in common. A field that is null is as good as not given."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    temperature: Annotated[float, Field(ge=0, le=SPECS["temperature"].maximum), AllowInfNan(False)] | None = Field(
+        None, json_schema_extra={"x-default": SPECS["temperature"].default}
+    )
+    """Below 1 sharpens the predicted distribution; 0 is greedy, as is `top_k` 1."""
+    n: int | None = Field(None, ge=1)
+    """Samples to generate for each prompt; 1 if not given."""
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    """The same seed generates the same samples; a random one if not given, which the response names."""
+    stream: bool | None = None
+    """Send the text as server-sent events, as far as it is final."""
+    stream_options: StreamOptions | None = None
+    """Only together with `stream`."""
+    stream_drafts: bool | None = None
+    """With `stream`: also send the state after every step, as the `draft` of a choice (an extension)."""
+
+    @model_validator(mode="after")
+    def _stream_options_of_a_stream(self) -> "GenerationRequest":
+        if not self.stream and (self.stream_options is not None or self.stream_drafts):
+            raise ValueError("stream_options and stream_drafts apply to a stream; set stream to true, too.")
+        return self
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=100_000)]
+Stop = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
 class Completion(GenerationRequest):
-    """Continue a prompt, or generate unconditionally."""
+    """Continue prompts, fill the gap before a suffix, or generate unconditionally: OpenAI's request, and the settings
+    of the sampler."""
 
-    prompt: str = ""
-    """The beginning of the text."""
-    max_tokens: int | None = Field(None, ge=2)
-    """Tokens in a sample, the prompt included; the model's own length if not given."""
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=1_000)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=1_000)]
+        | None
+    ) = None
+    """The beginning of the text, as a string or as token ids; or a list of several. Unconditional samples if not given
+    or empty."""
+    suffix: str | None = None
+    """The end of the text: `max_tokens` tokens are filled in between the prompt and the suffix."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens to generate, the prompt excluded; 16 if neither this nor `max_length` is given."""
+    max_length: int | None = Field(None, ge=2)
+    """Instead of `max_tokens`: tokens in a sample, the prompt included (an extension)."""
+    stop: Stop | Annotated[list[Stop], Field(min_length=1, max_length=4)] | None = None
+    """Up to four strings; a sample ends before the first occurrence of any of them."""
+    echo: bool | None = None
+    """Begin `text` with the prompt."""
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100), AllowInfNan(False)]], Field(max_length=10_000)]
+        | None
+    ) = None
+    """What is added to the logits of tokens, by token id, from -100 to 100."""
+    best_of: int | None = Field(None, ge=1)
+    """Only the value of `n`: there are no other samples to choose from."""
+    logprobs: int | None = Field(None, ge=0, le=5)
+    """Not supported, since no token has a probability given those before it alone: only null is accepted."""
+    user: str | None = Field(None, max_length=1_000)
+    """Whom the request is for; it has no effect."""
 
 
 class Infill(GenerationRequest):
@@ -104,7 +161,7 @@ class Limits(Described):
     max_samples: int = 8
     """Samples."""
     max_characters: int = 20_000
-    """Characters in a prompt, or in a text with blanks."""
+    """Characters in a prompt with its suffix, or in a text with blanks."""
 
 
 class ResolvedSettings(Described):
@@ -127,33 +184,38 @@ class ResolvedSettings(Described):
 
 
 class Choice(Described):
-    """One sample."""
+    """One sample. `token_ids` and what follows are extensions of OpenAI's response."""
 
     index: int
-    """Its number among the choices."""
+    """Its number: those of the first prompt come first."""
     text: str
-    """The text, with what was given."""
+    """The generated text, up to its end or the first stop string; with `echo` the prompt comes first. A response of
+    /v1/infill has the whole text."""
+    logprobs: None = None
+    """Always null."""
+    finish_reason: Literal["stop", "length"]
+    """Whether `text` ended before all `max_tokens` tokens, at a stop string or an EOS token."""
     token_ids: list[int]
-    """All its tokens, also the EOS padding that `text` leaves out."""
+    """All tokens, those of the prompt and those that `text` leaves out included."""
     pieces: list[str]
     """The text of each token; an EOS token is shown as ∎."""
     nfe: int
     """Number of network evaluations."""
     entropy: float
     """Of its unigram distribution in nats, without EOS padding."""
-    finish_reason: Literal["length"] = "length"
-    """Samples always have the length that was asked for, EOS padding included."""
 
 
 class Usage(Described):
     """What a request took."""
 
     prompt_tokens: int
-    """Tokens that were given, over all samples."""
+    """Tokens that were given, with a suffix and a BOS token; each prompt counts once."""
     completion_tokens: int
-    """Tokens that were generated, over all samples."""
+    """Tokens that were generated, over all samples; also those behind the end of a text."""
+    total_tokens: int
+    """Both together."""
     seconds: float
-    """From the first network evaluation to the last, including the turns of other requests."""
+    """From the first network evaluation to the last, including the turns of other requests (an extension)."""
 
 
 class CompletionResponse(Described):
@@ -164,22 +226,28 @@ class CompletionResponse(Described):
     object: Literal["text_completion"] = "text_completion"
     """The type of this object."""
     created: int
-    """When it was finished, in seconds since 1970."""
+    """When the request was accepted, in seconds since 1970."""
     model: str
     """The model that generated them."""
+    seed: int
+    """The seed that generates them again (an extension)."""
     choices: list[Choice]
-    """The samples, `n` of them."""
+    """The samples, `n` for each prompt."""
     usage: Usage
     """What they took together."""
 
 
 class ModelCard(Described):
-    """A model of this service."""
+    """A model of this service. `method` and what follows are extensions of OpenAI's response."""
 
     id: str
     """Its name in requests."""
     object: Literal["model"] = "model"
     """The type of this object."""
+    created: int
+    """When its directory was written, in seconds since 1970."""
+    owned_by: Literal["cdlm"] = "cdlm"
+    """Always cdlm."""
     method: str
     """The method it was trained with; empty if its directory does not say."""
     process: str
@@ -228,7 +296,11 @@ class ErrorDetail(Described):
     message: str
     """In a sentence."""
     type: str
-    """In a word."""
+    """invalid_request_error, rate_limit_error, or server_error."""
+    param: str | None = None
+    """The field of the request that it is about, where that is known."""
+    code: str | None = None
+    """In a word, where there is one."""
 
 
 class ErrorResponse(Described):

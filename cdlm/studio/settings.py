@@ -12,8 +12,12 @@ from cdlm.text.pipeline import Pipeline
 
 
 def given_settings(request: Settings) -> dict[str, Any]:
-    """The settings that a request gives."""
-    return {name: getattr(request, name) for name in SPECS if getattr(request, name) is not None}
+    """The settings that a request gives. A temperature of 0 is top-k 1."""
+    given = {name: getattr(request, name) for name in SPECS if getattr(request, name) is not None}
+    if given.get("temperature") == 0:
+        del given["temperature"]
+        given["top_k"] = 1
+    return given
 
 
 def resolve_within(model: Pipeline, given: dict[str, Any], limits: Limits) -> ResolvedSampler:
@@ -22,7 +26,10 @@ def resolve_within(model: Pipeline, given: dict[str, Any], limits: Limits) -> Re
     if settings.steps is None or settings.steps <= limits.max_steps:
         return settings
     if "steps" in given or "timesteps" in given:
-        raise ValueError(f"steps must be at most {limits.max_steps} (got {settings.steps}).")
+        raise RequestError(
+            f"steps must be at most {limits.max_steps} (got {settings.steps}).",
+            "steps" if "steps" in given else "timesteps",
+        )
     return model.resolve({**given, "steps": limits.max_steps})
 
 
@@ -48,7 +55,25 @@ def form_settings(label: str, model: Pipeline, given: dict[str, Any], limits: Li
     )
 
 
-def message_in_fields(message: str) -> str:
+class RequestError(ValueError):
+    """What is wrong with a request, and with which of its fields."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def request_error(error: ValueError) -> RequestError:
+    """An error of the library as one of a request: with fields instead of flags, and the one that it begins with."""
+    if isinstance(error, RequestError):
+        return error
+    message = _message_in_fields(str(error))
+    named = re.match(r"(?:no sampler takes )?--([a-z][a-z-]*)", str(error))
+    param = named[1].replace("-", "_") if named else None
+    return RequestError(message, "max_tokens" if param == "max_length" else param)
+
+
+def _message_in_fields(message: str) -> str:
     """A message of the library with the fields of a request instead of flags."""
     message = re.sub(r" \(in Python [^)]*\)", "", message).replace("--max-length", "max_tokens")
     return re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), message)
@@ -87,5 +112,6 @@ def _applicable(model: Pipeline) -> set[str]:
     return {
         name
         for name, spec in SPECS.items()
-        if name == "sampler" or (name in read and (not spec.requires or getattr(process, spec.requires)))
+        if name == "sampler"
+        or (name in read and (process is None or not spec.requires or getattr(process, spec.requires)))
     }

@@ -106,17 +106,22 @@ def complete_batch(
     if process is not None:
         x, given, start = _noised(process, x, given, first, tokenizer, rng)
 
+    total, window = x.shape[1], max_length or x.shape[1]
+    block = settings.block_length or window
+    prompt = given if process is None else x < process.vocab
+
     def fill(x: Tokens, given: Bool[Tensor, "b l"], number: int) -> Iterator[State]:
+        end = min(window + number * block, total)
         return generate(
             denoiser, process, x, settings, rng if process is None else rng("window", number), given=given,
             start=start, banned=first.banned + unused, logits_processors=logits_processors,
-            compiled=compiled, watch=watch,
+            prompt=prompt[:, end - x.shape[1] : end], special=(tokenizer.eos, tokenizer.bos), compiled=compiled,
+            watch=watch,
         )  # fmt: skip
 
     if process is None:
         return fill(x, given, 0)
-    window = max_length or x.shape[1]
-    return windows(fill, x, given, window, settings.block_length or window)
+    return windows(fill, x, given, window, block)
 
 
 def _noised(

@@ -315,14 +315,19 @@ class Pipeline:
         return resolve(settings, self.denoiser.process, self.posterior, self.generation_config)
 
     def continuations(
-        self, prompts: Sequence[str], num_samples: int = 1, max_length: int | None = None
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        num_samples: int = 1,
+        max_length: int | None = None,
+        new_tokens: bool = False,
     ) -> list[Template]:
-        """What `sample` completes."""
+        """What `sample` completes. A prompt may be given by its tokens; with `new_tokens`, it is not part of the
+        length."""
         length = self.max_length if max_length is None else max_length
         if not length:
             raise ValueError(f"{self.name} does not say how long its sequences are; give --max-length.")
         causal = self.denoiser.process is None
-        about = (length, self.tokenizer, self.bos_framed, causal, self.max_length, not self.eos_padded)
+        about = (length, self.tokenizer, self.bos_framed, causal, self.max_length, not self.eos_padded, new_tokens)
         return repeat([continuation(prompt, *about) for prompt in prompts], num_samples)
 
     def infillings(self, texts: Sequence[str], num_samples: int = 1, span_length: int = 4) -> list[Template]:
@@ -382,7 +387,7 @@ class Pipeline:
         if batch_size < 1:
             raise ValueError(f"--batch-size must be at least 1 (got {batch_size}).")
         for rows in batches(templates, batch_size, self.denoiser.process is None):
-            noise = _noise(seed, len(templates), rows)
+            noise = sample_noise(seed, len(templates), rows)
             states = self.states([templates[k] for k in rows], settings, noise, logits_processors)
             state = last(states if on_state is None else _watched(states, on_state, len(rows)))
             for k, token_ids, nfe in zip(rows, state.x.tolist(), state.nfe, strict=True):
@@ -394,7 +399,7 @@ class Pipeline:
         self.check(templates, settings)
         if len(batches(templates, len(templates), self.denoiser.process is None)) > 1:
             raise ValueError("only texts of one length can be watched together")
-        noise = _noise(seed, len(templates), range(len(templates)))
+        noise = sample_noise(seed, len(templates), range(len(templates)))
         return self._frames(templates, self.states(templates, settings, noise, watch=True))
 
     def _frames(self, templates: Sequence[Template], states: Iterable[State]) -> Iterator[Frame]:
@@ -546,7 +551,8 @@ def load(
     )
 
 
-def _noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
+def sample_noise(seed: int, total: int, rows: Sequence[int]) -> Rng:
+    """The noise of some of the samples of a call, by their numbers."""
     return seeded(operator.index(seed), "sample", batch=total, rows=torch.tensor(rows))
 
 

@@ -65,13 +65,20 @@ class Template:
         if self.noise_level is not None:
             return decode(token_ids[self.prefix : len(self.token_ids) - self.suffix])
         text = self.pieces[0]
-        for (begin, end), piece in zip(self.spans, self.pieces[1:], strict=True):
-            filled = decode(token_ids[self.first_of_text(token_ids, begin) : end])
-            text += filled.removeprefix(" ") if self.ends_in_space(text) else filled
+        for infill, (_, end), piece in zip(self.infills(token_ids, decode), self.spans, self.pieces[1:], strict=True):
+            text += infill
             if len(token_ids) < end:
                 return text
             text += piece
         return text
+
+    def infills(self, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+        """The text of each masked span, filled by `token_ids`, which may end early."""
+        found = []
+        for (begin, end), before in zip(self.spans, self.pieces, strict=False):
+            filled = decode(token_ids[self.first_of_text(token_ids, begin) : end])
+            found.append(filled.removeprefix(" ") if self.ends_in_space(before) else filled)
+        return found
 
     def first_of_text(self, token_ids: Sequence[int], begin: int) -> int:
         """Where the text of a span begins: behind a BOS token that the model has generated."""
@@ -92,23 +99,25 @@ def has_blanks(text: str) -> bool:
 
 
 def continuation(
-    prompt: str,
+    prompt: str | Sequence[int],
     length: int,
     tokenizer: "Tokenizer",
     bos_framed: bool = False,
     causal: bool = False,
     max_length: int = 0,
     windows: bool = True,
+    new_tokens: bool = False,
 ) -> Template:
-    """A prompt and a masked span up to `length` tokens.
+    """A prompt (a text, or its tokens) and a masked span up to `length` tokens; with `new_tokens`, of that length.
 
     Without a prompt the model also generates the BOS token, except for a causal one, which cannot draw its first token
     from anything. `max_length` is the model's own, `windows` whether it can generate beyond that.
     """
+    from_tokens = not isinstance(prompt, str)
+    prompt, prefix, given = _beginning(prompt, tokenizer, causal or (bos_framed and len(prompt) > 0))
+    length += len(prefix + given) if new_tokens else 0
     if not 2 <= length <= _MAX_LENGTH:
         raise ValueError(f"--max-length must be between 2 and {_MAX_LENGTH:,} (got {length}).")
-    prefix = [tokenizer.bos] if causal or (bos_framed and prompt) else []
-    given = _encode(prompt, tokenizer, open_end=True)
     if len(prefix + given) >= length:
         advice = "shorten it or raise --max-length"
         if max_length and len(prefix + given) >= max_length:  # only windows go beyond that
@@ -126,8 +135,25 @@ def continuation(
         [prompt, ""],
         [(len(token_ids), length)],
         len(prefix),
-        _words(tokenizer),
+        _words(tokenizer) and not from_tokens,
         bos=tokenizer.bos if bos_framed else None,
+    )
+
+
+def insertion(
+    prompt: str | Sequence[int], suffix: str, length: int, tokenizer: "Tokenizer", bos_framed: bool = False
+) -> Template:
+    """A masked span of `length` tokens between a prompt (a text, or its tokens) and a suffix."""
+    from_tokens = not isinstance(prompt, str)
+    prompt, prefix, given = _beginning(prompt, tokenizer, bos_framed)
+    begin = len(prefix + given)
+    return Template(
+        prefix + given + [OPEN] * length + _encode(suffix, tokenizer),
+        [prompt, suffix],
+        [(begin, begin + length)],
+        len(prefix),
+        _words(tokenizer) and not from_tokens,
+        (tokenizer.eos, tokenizer.bos),
     )
 
 
@@ -224,6 +250,19 @@ def repeat(templates: list[Template], num_samples: int) -> list[Template]:
     if not templates:
         raise ValueError("no prompt was given; give at least one.")
     return [template for template in templates for _ in range(num_samples)]
+
+
+def _beginning(prompt: str | Sequence[int], tokenizer: "Tokenizer", bos: bool) -> tuple[str, list[int], list[int]]:
+    """The text of a prompt, the BOS token if there is one before it, and its tokens."""
+    prefix = [tokenizer.bos] if bos else []
+    if isinstance(prompt, str):
+        return prompt, prefix, _encode(prompt, tokenizer, open_end=True)
+    given = list(prompt)
+    for token in given:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise ValueError(f"a token of this model is between 0 and {tokenizer.vocab_size - 1} (got {token}).")
+    given = given[1:] if bos and given[:1] == prefix else given
+    return tokenizer.decode(given), prefix, given
 
 
 def _encode(text: str, tokenizer: "Tokenizer", open_end: bool = False) -> list[int]:

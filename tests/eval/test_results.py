@@ -22,6 +22,7 @@ from cdlm.eval.results import (
 )
 from cdlm.eval.sweep import evaluate
 from cdlm.sample import settings as schema
+from cdlm.sample.samplers import PENALTIES
 from cdlm.sample.settings import Settings, explicit, resolve
 from cdlm.text.pipeline import Pipeline
 
@@ -90,6 +91,12 @@ def test_unknown_and_missing_settings_are_errors(tmp_path: Path) -> None:
     append_row(tmp_path, {"format": 99})
     with pytest.raises(ValueError, match=r"line 1 of .*results\.jsonl cannot be read \(it has format 99, .*upgrade"):
         read_rows(tmp_path)
+
+
+def test_a_row_without_the_penalties_was_sampled_without_them() -> None:
+    today = dataclasses.asdict(resolve({"steps": 8}))
+    before = {name: value for name, value in today.items() if name not in PENALTIES}
+    assert migrate({"format": FORMAT, "sampling": before})["sampling"] == today
 
 
 def test_a_default_that_changes_gives_no_old_key_a_new_meaning(

@@ -12,7 +12,7 @@ from cdlm.process import Process, masked, uniform, unigram
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
 from cdlm.sample.generate import generate
-from cdlm.sample.samplers import ORDERS, SAMPLERS, load_function
+from cdlm.sample.samplers import ORDERS, PENALTIES, SAMPLERS, load_function
 from cdlm.sample.settings import (
     DEFAULTS,
     SPECS,
@@ -51,6 +51,9 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "guidance": ([0.0, 2, 0.5], [-0.1, NAN, INF, "1"]),
     "top_k": ([0, 5], [-1, 1.0, 2.5, "5", False]),
     "top_p": ([1e-9, 1.0, 1], [0.0, -0.1, 1.5, NAN, "0.9"]),
+    "frequency_penalty": ([-2, 0.5, 2.0], [-2.1, 2.5, NAN, INF, "1", True]),
+    "presence_penalty": ([-2, 0.5, 2.0], [-2.1, 2.5, NAN, INF, "1", True]),
+    "log_frequency_penalty": ([-1.5, 0, 8], [-1001, 1001.0, NAN, INF, "1"]),
     "precision": (["fp64", "fp32"], ["fp16", 64]),
     "posterior": (["auto", "plug-in", "mixture"], ["exact"]),
     "block_length": ([0, 8], [-1, 0.5, "8", True]),
@@ -117,6 +120,8 @@ ACCEPTED: list[tuple[Given, str]] = [
     ({"sampler": "plain", "steps": 3}, "plain"),
     ({"temperature": 0.5, "top_k": 5, "top_p": 0.9}, "ancestral"),
     ({"guidance": 1.5, "temperature_end": 0.5}, "ancestral"),
+    ({"frequency_penalty": 0.5, "presence_penalty": -1, "log_frequency_penalty": 2.0}, "ancestral"),
+    ({"corrector": "cap", "log_frequency_penalty": 2.0}, "corrector"),
     ({"steps": None, "order": None, "temperature": None}, "ancestral"),
 ]
 """Settings and the sampler that carries them out."""
@@ -213,8 +218,25 @@ def test_guidance_needs_a_mask() -> None:
         resolve({"guidance": 0.5}, uniform(V))
 
 
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+def test_penalties_of_sampled_tokens_need_to_know_which_tokens_were_sampled(name: str) -> None:
+    for process in OTHERS:
+        assert resolve({name: 0.0}, process) == resolve({}, process)
+        with pytest.raises(ValueError, match=rf"{flag(name)} 0\.5 needs a masked process.*{process.name}"):
+            resolve({name: 0.5}, process)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_the_published_sampler_has_no_penalties(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no sampler takes .*--precision naive-fp32") as caught:
+        resolve({"precision": "naive-fp32", name: 0.5}, masked(V))
+    assert f"{flag(name)} 0.5" in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "given", [{"corrector": "cap"}, {"final_step": "argmax"}, {"precision": "naive-fp32"}], ids=str
+    "given",
+    [{"corrector": "cap"}, {"final_step": "argmax"}, {"precision": "naive-fp32"}, {"log_frequency_penalty": 2.0}],
+    ids=str,
 )
 @pytest.mark.parametrize("process", PRIORS.values(), ids=PRIORS)
 def test_everything_else_fits_any_process(process: Process, given: Given) -> None:
@@ -243,6 +265,7 @@ def test_posterior() -> None:
 
 
 AUTOREGRESSIVE = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "precision": "naive-fp32"}
+AUTOREGRESSIVE |= {"frequency_penalty": 0.5, "presence_penalty": 1.0, "log_frequency_penalty": 2.0}
 NOT_AUTOREGRESSIVE: list[Given] = [
     {"order": "dilated"},
     {"order": "probability"},

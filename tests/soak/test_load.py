@@ -42,14 +42,16 @@ async def visit(
 ) -> None:
     """Ask, read, ask again; every third leaves in the middle of a stream. The refused come back when told to."""
     while time.monotonic() < until:
-        asked = {"model": "U", "steps": 32, "seed": number, "stream": number % 3 == 0, "max_tokens": 64}
+        stream = number % 3 == 0
+        asked = {"model": "U", "steps": 32, "seed": number, "max_tokens": 64}
+        asked |= {"stream": stream, "stream_drafts": stream}
         began = time.monotonic()
         try:
-            if asked["stream"]:
+            if stream:
                 async with client.stream("POST", f"{url}v1/completions", json=asked) as answer:
                     seen[answer.status_code] += 1
                     async for line in answer.aiter_lines():
-                        if line == "event: frame":
+                        if '"draft"' in line:
                             seen["left in the middle"] += 1
                             break
             else:

@@ -45,7 +45,7 @@ def client(model: Pipeline) -> Iterator[TestClient]:
 def test_a_setting_that_is_not_given_comes_from_the_generation_config(
     client: TestClient, model: Pipeline, given: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    found = client.post("/v1/completions", json={"seed": 3, **given}).json()["choices"][0]
+    found = client.post("/v1/completions", json={"seed": 3, "max_length": 32, **given}).json()["choices"][0]
     expected = model.sample(seed=3, **settings)[0]
     assert found["text"] == expected.text
     assert found["token_ids"][: len(expected.token_ids)] == expected.token_ids

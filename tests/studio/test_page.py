@@ -43,7 +43,15 @@ def test_a_request_has_the_settings_that_were_changed_and_no_others(page: Any) -
     for number in (0, 1):
         finished(page, number)
     masked, uniform = sorted(bodies, key=lambda body: body["model"])
-    common = {"prompt": "", "max_tokens": 24, "seed": 0, "stream": True, "steps": 4, "top_p": 0.9}
+    common = {
+        "prompt": "",
+        "max_length": 24,
+        "seed": 0,
+        "stream": True,
+        "stream_drafts": True,
+        "steps": 4,
+        "top_p": 0.9,
+    }
     assert masked == {**common, "model": "Masked", "guidance": 0.5}
     assert uniform == {**common, "model": "Uniform"}  # which has no mask token
 
@@ -304,7 +312,7 @@ def test_two_visitors_at_once(browser: Any, address: str) -> None:
         for seed, page in enumerate(pages):
             for number, name in enumerate(("Masked", "Uniform")):
                 playwright.expect(column(page, number)).to_have_attribute("data-state", "done", timeout=60_000)
-                alone = get(f"{address}v1/completions", {"model": name, "steps": 256, "max_tokens": 24, "seed": seed})
+                alone = get(f"{address}v1/completions", {"model": name, "steps": 256, "max_length": 24, "seed": seed})
                 pieces = column(page, number).locator(".token")
                 assert pieces.evaluate_all("all => all.map(one => one.textContent)") == alone["choices"][0]["pieces"]
 

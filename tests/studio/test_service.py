@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from cdlm.eval.config import EvalConfig
@@ -46,13 +45,16 @@ def client() -> Iterator[TestClient]:
         yield found
 
 
-def events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    found = []
-    for block in text.split("\n\n"):
-        if block and not block.startswith(":"):
-            kind, data = block.split("\n", 1)
-            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return found
+def chunks(text: str) -> list[dict[str, Any]]:
+    """The chunks of a stream, which ends with [DONE]."""
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+def drafts(text: str) -> list[dict[str, Any]]:
+    return [choice["draft"] for chunk in chunks(text) for choice in chunk["choices"] if "draft" in choice]
 
 
 def test_models_limits_and_health(client: TestClient) -> None:
@@ -68,20 +70,27 @@ def test_models_limits_and_health(client: TestClient) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_are_those_of_the_library(client: TestClient, name: str) -> None:
     settings: dict[str, Any] = {} if name == "ar" else {"steps": 6}
-    asked = {"model": name, "prompt": "the cat", "max_tokens": 20, "n": 2, "seed": 5, "temperature": 0.7, **settings}
-    found = client.post("/v1/completions", json=asked).json()
+    asked = {"model": name, "prompt": "the cat", "max_length": 20, "n": 2, "seed": 5, "temperature": 0.7, **settings}
+    found = client.post("/v1/completions", json={**asked, "echo": True}).json()
     truth = MODELS[name].sample(2, 20, "the cat", seed=5, temperature=0.7, **settings)
-    assert [choice["text"] for choice in found["choices"]] == [sample.text for sample in truth]
+    ended = MODELS[name].sample(2, 20, "the cat", seed=5, temperature=0.7, stop_at_eos=True, **settings)
+    assert [choice["text"] for choice in found["choices"]] == [sample.text for sample in ended]
+    generated = client.post("/v1/completions", json=asked).json()["choices"]
+    assert ["the cat" + choice["text"] for choice in generated] == [sample.text for sample in ended]
     assert [choice["token_ids"] for choice in found["choices"]] == [sample.token_ids for sample in truth]
     assert [choice["nfe"] for choice in found["choices"]] == [sample.nfe for sample in truth]
-    assert (found["model"], found["object"]) == (name, "text_completion")
-    assert found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"] == 40
+    assert (found["model"], found["object"], found["seed"]) == (name, "text_completion", 5)
+    given = len(BPE.encode("the cat")) + (name in ("ar", "framed"))  # BOS is given, too
+    usage = {name: found["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert list(usage.values()) == [given, 2 * (20 - given), given + 2 * (20 - given)]
 
 
 @pytest.mark.parametrize("more", [{"guidance": 2.0}, {"temperature_end": 0.2}, {"order": "dilated"}, {"top_k": 3}])
 def test_every_control_reaches_the_sampler(client: TestClient, more: dict[str, Any]) -> None:
     found, plain = (
-        client.post("/v1/completions", json={"model": "masked", "max_tokens": 20, "steps": 6, **extra}).json()
+        client.post(
+            "/v1/completions", json={"model": "masked", "max_tokens": 20, "steps": 6, "seed": 0, **extra}
+        ).json()
         for extra in (more, {})
     )
     truth = MODELS["masked"].sample(1, 20, steps=6, **more)
@@ -89,24 +98,56 @@ def test_every_control_reaches_the_sampler(client: TestClient, more: dict[str, A
     assert found["choices"][0]["token_ids"] != plain["choices"][0]["token_ids"]
 
 
-def test_a_stream_ends_as_the_answer_would(client: TestClient) -> None:
+def test_a_stream_of_drafts_ends_as_the_answer_would(client: TestClient) -> None:
     asked = {"steps": 5, "max_tokens": 16, "seed": 3}
     whole = client.post("/v1/completions", json=asked).json()
-    answer = client.post("/v1/completions", json={**asked, "stream": True})
+    answer = client.post("/v1/completions", json={**asked, "stream": True, "stream_drafts": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
-    kinds = events(answer.text)
-    middle = [kind for kind, _ in kinds[1:-1]]
-    assert (kinds[0][0], set(middle), kinds[-1][0]) == ("start", {"frame"}, "done")
-    assert 3 <= len(middle) <= 6  # a step that reveals nothing has no frame
-    done = kinds[-1][1]
-    assert done["choices"] == whole["choices"]
-    assert done["id"] == kinds[0][1]["id"]
-    frames = [data for kind, data in kinds if kind == "frame"]
-    assert frames[0]["samples"][0]["pieces"] == [None] * 16
-    assert frames[-1]["samples"][0]["pieces"] == done["choices"][0]["pieces"]
-    changed = [place for frame in frames for place in frame["samples"][0]["changed"]]
+    first, *middle, last, usage = chunks(answer.text)
+    assert (first["choices"], first["queue_position"], first["seed"]) == ([], 0, 3)
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 16)
+    assert 3 <= len(middle) <= 6  # a step that reveals nothing has no chunk
+    assert {chunk["id"] for chunk in (first, *middle, last, usage)} == {first["id"]}
+    states = drafts(answer.text)
+    assert len(states) == len(middle)
+    assert states[0]["text"] == "░" * 16
+    assert states[0]["pieces"] == [None] * 16
+    (choice,) = last["choices"]
+    text = "".join(chunk["choices"][0]["text"] for chunk in (*middle, last))
+    assert {**choice, "text": text} == whole["choices"][0]
+    assert states[-1]["pieces"] == choice["pieces"]
+    changed = [place for state in states for place in state["changed"]]
     assert sorted(changed) == list(range(16))  # each token is revealed once
-    assert all(0 < p <= 1 for frame in frames for p in frame["samples"][0]["token_probs"])
+    assert all(0 < p <= 1 for state in states for p in state["token_probs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "several"),
+    [
+        ("masked", {"steps": 16}, True),
+        ("masked", {"order": "first-hitting"}, True),
+        ("framed", {"order": "probability", "steps": 8}, True),
+        ("ar", {}, True),
+        ("masked", {"steps": 16, "corrector": "cap", "eta": 0.5}, False),  # which takes tokens back
+        ("uniform", {"steps": 16}, False),  # every token may change until the end
+    ],
+)
+def test_what_a_stream_has_sent_is_final(
+    client: TestClient, name: str, settings: dict[str, Any], several: bool
+) -> None:
+    for more in ({}, {"echo": True, "prompt": "the cat "}, {"stop": ["e", "the", " a"], "n": 3}, {"n": 2, "seed": 8}):
+        asked = {"model": name, "max_tokens": 24, "seed": 1, **settings, **more}
+        whole = client.post("/v1/completions", json=asked).json()["choices"]
+        sent = [
+            chunk["choices"] for chunk in chunks(client.post("/v1/completions", json={**asked, "stream": True}).text)
+        ]
+        for choice in whole:
+            parts = [part for (part,) in sent if part["index"] == choice["index"]]
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + [choice["finish_reason"]]
+            assert all(part["text"] for part in parts[:-1])
+        assert all(len(choices) == 1 for choices in sent)
+        assert (len(sent) > len(whole)) == several
 
 
 def test_infilling_text_and_tokens(client: TestClient) -> None:
@@ -124,18 +165,19 @@ def test_infilling_text_and_tokens(client: TestClient) -> None:
 
 @pytest.mark.parametrize("name", ["masked", "uniform"])
 def test_the_first_frame_says_what_is_given_and_it_stays(client: TestClient, name: str) -> None:
-    asked = {"model": name, "text": "the ___ sat on the mat", "span_length": 3, "steps": 4, "stream": True}
-    frames = [data for kind, data in events(client.post("/v1/infill", json=asked).text) if kind == "frame"]
-    given = frames[0]["samples"][0]["given"]
-    pieces = [[frame["samples"][0]["pieces"][place] for place in given] for frame in frames]
+    watched, quiet = ({"stream": watch, "stream_drafts": watch} for watch in (True, False))
+    asked = {"model": name, "text": "the ___ sat on the mat", "span_length": 3, "steps": 4, **watched}
+    states = drafts(client.post("/v1/infill", json=asked).text)
+    given = states[0]["given"]
+    pieces = [[state["pieces"][place] for place in given] for state in states]
     assert "".join(pieces[0]).split() == ["the", "sat", "on", "the", "mat"]
-    assert len(frames[0]["samples"][0]["pieces"]) == len(given) + 3
+    assert len(states[0]["pieces"]) == len(given) + 3
     assert all(shown == pieces[0] for shown in pieces)
-    assert "given" not in frames[1]["samples"][0]
-    tokens = client.post("/v1/infill", json={**asked, "stream": False}).json()["choices"][0]["token_ids"]
-    again = {"model": name, "token_ids": tokens, "masked_positions": [1, 3], "steps": 4, "stream": True}
-    (first, *_) = (data for kind, data in events(client.post("/v1/infill", json=again).text) if kind == "frame")
-    assert first["samples"][0]["given"] == [place for place in range(len(tokens)) if place not in (1, 3)]
+    assert "given" not in states[1]
+    tokens = client.post("/v1/infill", json={**asked, **quiet}).json()["choices"][0]["token_ids"]
+    again = {"model": name, "token_ids": tokens, "masked_positions": [1, 3], "steps": 4, **watched}
+    first, *_ = drafts(client.post("/v1/infill", json=again).text)
+    assert first["given"] == [place for place in range(len(tokens)) if place not in (1, 3)]
 
 
 def test_the_token_that_begins_a_block_is_not_shown(client: TestClient) -> None:
@@ -157,53 +199,71 @@ def test_pieces_make_the_text(text: str) -> None:
     ("path", "body", "status", "message"),
     [
         ("completions", {"model": "nobody"}, 404, "there is no model 'nobody'; there are: masked, uniform"),
-        ("completions", {"steps": 65}, 422, "steps must be at most 64 (got 65)"),
-        ("completions", {"n": 5}, 422, "n must be at most 4 (got 5)"),
-        ("completions", {"max_tokens": 65}, 422, "max_tokens must be at most 64 (got 65)"),
-        ("completions", {"prompt": "a" * 501}, 422, "at most 500 characters"),
-        ("completions", {"prompt": "the cat " * 30, "max_tokens": 8}, 422, "leaves no room"),
-        ("completions", {"temperature": -1}, 422, "temperature"),
-        ("completions", {"step": 4}, 422, "step: Extra inputs"),
-        ("completions", {"model": "ar", "steps": 4}, 422, "autoregressive"),
-        ("completions", {"model": "uniform", "order": "margin"}, 422, "order margin needs a masked process"),
-        ("completions", {"order": "backwards"}, 422, "order"),
+        ("completions", {"steps": 65}, 400, "steps must be at most 64 (got 65)"),
+        ("completions", {"n": 5}, 400, "n must be at most 4 (got 5)"),
+        ("completions", {"max_tokens": 65}, 400, "max_tokens must be at most 64 (got 65)"),
+        ("completions", {"prompt": "a" * 501}, 400, "at most 500 characters"),
+        ("completions", {"prompt": "the cat " * 30, "max_length": 8}, 400, "leaves no room"),
+        ("completions", {"prompt": "the cat " * 12, "max_tokens": 20}, 400, "are more than the 32"),
+        ("completions", {"temperature": -1}, 400, "temperature"),
+        ("completions", {"step": 4}, 400, "step: Extra inputs"),
+        ("completions", {"model": "ar", "steps": 4}, 400, "autoregressive"),
+        ("completions", {"model": "uniform", "order": "margin"}, 400, "order margin needs a masked process"),
+        ("completions", {"order": "backwards"}, 400, "order"),
         (
             "completions",
             {"order": "margin", "final_step": "sample"},
-            422,
+            400,
             "no sampler takes final_step sample together",
         ),
-        ("completions", {"order": "first-hitting", "steps": 4}, 422, "no sampler takes steps 4 together with order"),
-        ("completions", {"timesteps": "1,0.5"}, 422, "timesteps must be uniform"),
+        ("completions", {"order": "first-hitting", "steps": 4}, 400, "no sampler takes steps 4 together with order"),
+        ("completions", {"timesteps": "1,0.5"}, 400, "timesteps must be uniform"),
         (
             "completions",
             {"timesteps": ",".join(str(1 - k / 80) for k in range(81))},
-            422,
+            400,
             "must be at most 64 (got 80)",
         ),
-        ("completions", {"guidance": 1e300}, 422, "guidance"),
-        ("completions", {"block_length": 10**400}, 422, "block_length"),
-        ("completions", {"max_tokens": 48}, 422, "generate in windows: block_length 16"),
-        ("completions", {"max_tokens": 64, "block_length": 1, "steps": 4}, 422, "4 steps in each of 33 windows"),
-        ("completions", {"model": "uniform", "guidance": 1}, 422, "needs a mask token"),
-        ("completions", {"guidance": -1}, 422, "guidance"),
-        ("completions", {"seed": -1}, 422, "seed"),
-        ("infill", {"text": "nothing to fill"}, 422, "has no blanks"),
-        ("infill", {}, 422, "give a text with blanks, or token_ids"),
-        ("infill", {"token_ids": [1, 2], "masked_positions": [2]}, 422, "between 0 and 1 (got 2)"),
-        ("infill", {"token_ids": [1, 99999], "masked_positions": [0]}, 422, "(got 99999)"),
-        ("infill", {"token_ids": [1, 2], "masked_positions": []}, 422, "at least one of masked_positions"),
-        ("infill", {"model": "ar", "text": "a ___ b"}, 422, "autoregressive"),
-        ("infill", {"text": "[MASK:65]"}, 422, "at most 64 tokens"),
+        ("completions", {"guidance": 1e300}, 400, "guidance"),
+        ("completions", {"block_length": 10**400}, 400, "block_length"),
+        ("completions", {"max_tokens": 48}, 400, "generate in windows: block_length 16"),
+        ("completions", {"max_tokens": 64, "block_length": 1, "steps": 4}, 400, "4 steps in each of 33 windows"),
+        ("completions", {"model": "uniform", "guidance": 1}, 400, "needs a mask token"),
+        ("completions", {"guidance": -1}, 400, "guidance"),
+        ("completions", {"seed": -1}, 400, "seed"),
+        ("completions", {"max_tokens": 4, "max_length": 4}, 400, "give max_tokens or max_length, not both"),
+        ("completions", {"suffix": "mat", "max_length": 4}, 400, "leave out max_length"),
+        ("completions", {"model": "ar", "suffix": "mat"}, 400, "autoregressive"),
+        ("completions", {"prompt": [["a"]]}, 400, "prompt must be a string, a list of strings"),
+        ("completions", {"prompt": []}, 400, "prompt must be a string, a list of strings"),
+        ("completions", {"prompt": [1, 288]}, 400, "between 0 and 287 (got 288)"),
+        ("completions", {"prompt": ["a"] * 5}, 400, "at most 4 samples are possible in one request (got 5 prompts"),
+        ("completions", {"stop": ["a"] * 5}, 400, "up to four strings"),
+        ("completions", {"stop": ""}, 400, "none of them empty"),
+        ("completions", {"logprobs": 0}, 400, "logprobs is not supported"),
+        ("completions", {"n": 2, "best_of": 3}, 400, "best_of must be n, which is 2 (got 3)"),
+        ("completions", {"logit_bias": {"288": 1}}, 400, "between 0 and 287 (got '288')"),
+        ("completions", {"model": "uniform", "presence_penalty": 1}, 400, "needs a masked process"),
+        ("completions", {"stream": False, "stream_options": {}}, 400, "set stream to true"),
+        ("infill", {"text": "nothing to fill"}, 400, "has no blanks"),
+        ("infill", {}, 400, "give a text with blanks, or token_ids"),
+        ("infill", {"token_ids": [1, 2], "masked_positions": [2]}, 400, "between 0 and 1 (got 2)"),
+        ("infill", {"token_ids": [1, 99999], "masked_positions": [0]}, 400, "(got 99999)"),
+        ("infill", {"token_ids": [1, 2], "masked_positions": []}, 400, "at least one of masked_positions"),
+        ("infill", {"model": "ar", "text": "a ___ b"}, 400, "autoregressive"),
+        ("infill", {"text": "[MASK:65]"}, 400, "at most 64 tokens"),
     ],
 )
 def test_what_cannot_be_done_is_explained(
     client: TestClient, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     for stream in (False, True):
-        answer = client.post(f"/v1/{path}", json={**body, "stream": stream})
+        answer = client.post(f"/v1/{path}", json={"stream": stream, **body})
         assert answer.status_code == status
-        assert message in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert message in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] is None or error["param"] in body
 
 
 def test_a_short_text_of_wide_blanks_is_refused_before_it_is_built() -> None:
@@ -216,9 +276,9 @@ def test_a_short_text_of_wide_blanks_is_refused_before_it_is_built() -> None:
     assert peak < 1_000_000
 
 
-def endless(*_: object) -> Iterator[service.Event]:
+def endless(*_: object) -> Iterator[service.Progress]:
     while True:
-        yield service.Event("frame", {})
+        yield service.Progress()
         time.sleep(0.002)
 
 
@@ -233,8 +293,8 @@ def test_a_plain_answer_is_not_written_for_one_who_left(monkeypatch: pytest.Monk
     async def scene() -> None:
         queue = JobQueue()
         job, _ = queue.submit(endless)
-        with pytest.raises(HTTPException, match="cancelled"):
-            await asyncio.wait_for(service.plain_response(job, "m", Left()), 5)
+        with pytest.raises(service.ApiError, match="cancelled"):
+            await asyncio.wait_for(service.plain_response(job, {}, Left()), 5)
         assert await asyncio.to_thread(job.ended.wait, 5)
         queue.close()
 
@@ -272,13 +332,18 @@ def test_a_stream_whose_reader_left_before_it_began_is_not_written(monkeypatch: 
     asyncio.run(scene())
 
 
-def test_frames_are_made_only_for_those_who_look(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("work", "asked"), [("_draft", {"stream_drafts": True}), ("_final_text", {})])
+def test_only_what_is_sent_is_made(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, work: str, asked: dict[str, Any]
+) -> None:
     def made(*_: object) -> dict[str, Any]:
-        raise ValueError("a frame was made")
+        raise ValueError(f"{work} was called")
 
-    monkeypatch.setattr("cdlm.studio.generation._frame_data", made)
+    monkeypatch.setattr(f"cdlm.studio.generation.{work}", made)
     assert client.post("/v1/completions", json={"steps": 4, "max_tokens": 8}).status_code == 200
-    assert "a frame was made" in client.post("/v1/completions", json={"steps": 4, "stream": True}).text
+    streamed = client.post("/v1/completions", json={"steps": 4, "stream": True, **asked}).text
+    error = json.loads(streamed.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+    assert (error["message"], error["type"]) == (f"{work} was called", "invalid_request_error")
 
 
 def test_what_is_no_request_is_refused(client: TestClient) -> None:
@@ -289,7 +354,7 @@ def test_what_is_no_request_is_refused(client: TestClient) -> None:
     assert client.get("/v1/completions").status_code == 405
     assert client.delete("/v1/jobs/unknown").json()["error"]["message"].startswith("there is no such job")
     large = client.post("/v1/completions", content=b" " * (MAX_BODY + 1))
-    assert (large.status_code, large.json()["error"]["type"]) == (413, "too large")
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
 
     def drops() -> Iterator[bytes]:  # no length is told beforehand
         for _ in range(MAX_BODY // 65_536 + 2):
@@ -308,6 +373,7 @@ def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with TestClient(create_app(MODELS)) as client:
         answer = client.post("/v1/completions", json={})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_a_failure_inside_is_not_shown_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,15 +383,17 @@ def test_a_failure_inside_is_not_shown_to_strangers(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("cdlm.studio.app.generation_events", broken)
     with TestClient(create_app(MODELS), raise_server_exceptions=False) as client:
-        assert client.post("/v1/completions", json={}).status_code == 500
-        streamed = client.post("/v1/completions", json={"stream": True}).text
-    assert "secret" not in streamed
+        plain, streamed = (client.post("/v1/completions", json={"stream": stream}) for stream in (False, True))
+    assert plain.status_code == 500
+    error = {"message": service.FAILED, "type": "server_error", "param": None, "code": "internal_error"}
+    assert plain.json()["error"] == json.loads(streamed.text.removeprefix("data: "))["error"] == error
 
 
 def test_a_token_guards_the_service() -> None:
     with TestClient(create_app(MODELS, token="abc")) as client:
         for headers in ({}, {"authorization": "Bearer abd"}):
-            assert client.get("/v1/models", headers=headers).status_code == 401
+            refused = client.get("/v1/models", headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert client.get("/v1/models", headers={"authorization": "Bearer abc"}).status_code == 200
         assert client.get("/").status_code == 200  # the page itself tells nothing
 
@@ -353,7 +421,7 @@ def test_moons_move_onto_the_manifold(client: TestClient, process: str) -> None:
     share = [sum(bool(manifold[x, y]) for x, y in frame) / 200 for frame in (found["frames"][-1], found["data"][:200])]
     assert share[0] > 0.85
     assert share[1] > 0.98
-    assert client.get("/v1/moons", params={"steps": 7}).status_code == 422
+    assert client.get("/v1/moons", params={"steps": 7}).status_code == 400
 
 
 def test_results_are_the_rows_of_an_evaluation(tmp_path: Path) -> None:
@@ -373,15 +441,16 @@ def test_results_are_the_rows_of_an_evaluation(tmp_path: Path) -> None:
 def test_the_description_names_every_path(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        *("/health", "/v1/models", "/v1/limits", "/v1/settings", "/v1/completions", "/v1/infill", "/v1/jobs/{job}"),
-        *("/v1/results", "/v1/moons"),
+        *("/health", "/v1/models", "/v1/models/{model}", "/v1/limits", "/v1/settings", "/v1/completions"),
+        *("/v1/infill", "/v1/jobs/{job}", "/v1/results", "/v1/moons"),
     }
     for path in ("/v1/completions", "/v1/infill"):
-        assert set(paths[path]["post"]["responses"]) == set(map(str, (200, 400, 401, 404, 409, 413, 422, 429)))
+        assert set(paths[path]["post"]["responses"]) == set(map(str, (200, 400, 401, 404, 409, 413, 429)))
     stop = paths["/v1/jobs/{job}"]["delete"]
     assert set(stop["responses"]) == {"204", "401", "404"}
     (named,) = stop["parameters"]
-    assert (named["name"], named["in"], named["schema"]) == ("job", "path", {"type": "string"})
+    assert (named["name"], named["in"], named["schema"]["type"]) == ("job", "path", "string")
+    assert all("422" not in call["responses"] for verbs in paths.values() for call in verbs.values())
 
 
 def test_everything_in_the_description_is_described(client: TestClient) -> None:
@@ -409,7 +478,8 @@ def test_the_settings_of_a_request_are_those_of_the_sampler(client: TestClient) 
             (kind, null) = properties[name]["anyOf"]
             assert null == {"type": "null"}
             assert kind.get("enum", []) == choices(name)
-            assert kind.get("minimum") == spec.minimum
+            greedy = name == "temperature" and request != "SettingsRequest"  # a temperature of 0, as OpenAI has it
+            assert kind.get("minimum") == (0 if greedy else spec.minimum)
             assert kind.get("exclusiveMinimum") == spec.above
             assert kind.get("maximum") == spec.maximum
             assert properties[name].get("x-default") == DEFAULTS[name]
@@ -471,7 +541,7 @@ def test_settings_are_refused_as_in_a_request(client: TestClient) -> None:
         ({"prompt": "the cat"}, "prompt: Extra inputs"),
     ):
         answer = client.post("/v1/settings", json=given)
-        assert answer.status_code == 422
+        assert answer.status_code == 400
         assert message in answer.json()["error"]["message"]
     assert client.post("/v1/settings", json={"model": "nobody"}).status_code == 404
 
@@ -487,7 +557,8 @@ def test_refusals_name_the_fields_of_a_request_and_no_flags() -> None:
     for asked in (
         Completion(prompt="the cat " * 40),
         Completion(prompt="", max_tokens=(model.max_length or 64) * 2),
-        Completion(prompt="the cat sat on the mat. a dog", max_tokens=3),
+        Completion(prompt="", max_tokens=1),
+        Completion(prompt="the cat sat on the mat. a dog", max_length=3),
     ):
         with pytest.raises(ValueError, match="tokens") as refused:
             check_request(asked, model, limits)

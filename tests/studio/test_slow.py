@@ -82,9 +82,9 @@ def test_who_sends_slowly_holds_up_nobody(service: tuple[str, Process]) -> None:
 def test_who_does_not_read_holds_up_nobody(service: tuple[str, Process]) -> None:
     """Two take both places, read nothing, and lose them to the next; memory does not grow with what is unread."""
     url, process = service
-    get(f"{url}v1/completions", {"steps": 256, "n": 4})
+    get(f"{url}v1/completions", {"steps": 256, "n": 4, "max_tokens": 64})
     before = resident(process)
-    asked = request({"steps": 1024, "n": 4, "max_tokens": 64, "stream": True})
+    asked = request({"steps": 1024, "n": 4, "max_tokens": 64, "stream": True, "stream_drafts": True})
     deaf = [visitor(url, asked, room=4096) for _ in range(2)]
     try:
         began = time.monotonic()

@@ -42,34 +42,21 @@ export async function post(path, body) {
   return (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
 }
 
-/** Yields {event, data} until the server closes the stream; an `error` event is thrown. */
+/** Yields the chunks of a stream with drafts until [DONE]; an error is thrown. */
 export async function* stream(path, body, signal) {
   const response = await send(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", Accept: "text/event-stream" },
-    body: JSON.stringify({ ...body, stream: true }),
+    body: JSON.stringify({ ...body, stream: true, stream_drafts: true }),
     signal,
   });
-  for await (const { event, data } of events(response.body)) {
-    const value = JSON.parse(data);
-    if (event === "error") throw new ServerError(value.error.message, 500);
-    yield { event, data: value };
-  }
-}
-
-async function* events(body) {
-  let event = "message";
-  let data = [];
-  for await (const line of lines(body)) {
-    if (line === "") {
-      if (data.length) yield { event, data: data.join("\n") };
-      event = "message";
-      data = [];
-    } else if (line.startsWith("event:")) {
-      event = line.slice(6).trim();
-    } else if (line.startsWith("data:")) {
-      data.push(line.slice(5).replace(/^ /, ""));
-    }
+  for await (const line of lines(response.body)) {
+    if (!line.startsWith("data:")) continue; // a keep-alive, or the blank line after an event
+    const data = line.slice(5).trim();
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ServerError(chunk.error.message, 500);
+    yield chunk;
   }
 }
 

@@ -95,19 +95,22 @@ export class Column {
     this.refresh();
     this.onChange();
     try {
-      for await (const { event, data } of stream(path, body, controller.signal)) {
-        if (event === "start") {
-          this.job = data.id;
-          this.setState("waiting", data.queue_position > 0 ? `waiting, ${data.queue_position} ahead` : "waiting");
-        } else if (event === "frame") {
+      let finished = null;
+      for await (const { id, queue_position: ahead, choices, usage } of stream(path, body, controller.signal)) {
+        this.job = id;
+        if (ahead !== undefined) this.setState("waiting", ahead > 0 ? `waiting, ${ahead} ahead` : "waiting");
+        const [choice] = choices; // a column has one sample
+        if (choice?.draft) {
+          const { draft } = choice;
           if (!begun) this.begin(new Timeline(expectedSteps), summary);
           begun = true;
-          this.timeline.add(data, data.samples[0]);
-          this.showStats({ nfe: data.nfe[0], seconds: data.seconds });
-          if (data.step === 0) this.show(0);
-        } else if (event === "done") {
-          if (!begun) this.begin(new Timeline(expectedSteps), summary);
-          this.finish(data);
+          this.timeline.add(draft);
+          this.showStats(draft);
+          if (draft.step === 0) this.show(0);
+        } else if (choice) {
+          finished = choice;
+        } else if (usage) {
+          this.finish(finished, usage);
         }
       }
       if (!this.choice) throw new Error("The connection ended before the sample was finished.");
@@ -139,8 +142,8 @@ export class Column {
     this.onChange();
   }
 
-  finish({ choices, usage }) {
-    this.choice = choices[0];
+  finish(choice, usage) {
+    this.choice = choice;
     this.timeline.finish(this.choice.pieces);
     this.entries = []; // the scale of colours may have changed with the number of steps
     this.show(this.at);

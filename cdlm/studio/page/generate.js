@@ -65,10 +65,11 @@ export async function startGenerate(models, limits, properties) {
       return;
     }
     for (const column of active()) if (!capable.includes(column)) column.clear();
-    const length = $("length").value === "" ? null : Number($("length").value);
-    const body = infill ? { text: prompt, span_length: Number($("span-length").value) } : { prompt, max_tokens: length };
-    const path = infill ? "/v1/infill" : "/v1/completions";
-    await run(capable, path, body, ({ model }) => length ?? (model.max_length || limits.max_length));
+    const chosen = $("length").value === "" ? null : Number($("length").value);
+    const length = ({ model }) => chosen ?? Math.min(model.max_length || limits.max_length, limits.max_length);
+    const blanks = { text: prompt, span_length: Number($("span-length").value) };
+    const body = (column) => (infill ? blanks : { prompt, max_length: length(column) });
+    await run(capable, infill ? "/v1/infill" : "/v1/completions", body, length);
   }
 
   async function regenerate(column) {
@@ -77,10 +78,11 @@ export async function startGenerate(models, limits, properties) {
     // Another seed each time, or the same selection would bring back the same tokens.
     const seed = (Number($("seed").value) + ++column.regenerations) % 2 ** 31;
     const body = { token_ids: column.choice.token_ids, masked_positions: positions, seed };
-    await run([column], "/v1/infill", body, () => positions.length);
+    await run([column], "/v1/infill", () => body, () => positions.length);
   }
 
-  /** Generate in some columns at once; `expectedSteps` holds where the server does not know the number of steps. */
+  /** Generate in some columns at once, with a `body` for each; `expectedSteps` holds where the server does not know the
+   * number of steps. */
   async function run(chosen, path, body, expectedSteps) {
     announce("Generating …");
     preparing = true;
@@ -90,7 +92,7 @@ export async function startGenerate(models, limits, properties) {
     if (matchMedia("(max-width: 60rem)").matches) $("stage").scrollIntoView({ block: "start" });
     const runs = chosen.map((column) => {
       const { model } = column;
-      const request = { model: model.id, seed: Number($("seed").value), ...form.given(model), ...body };
+      const request = { model: model.id, seed: Number($("seed").value), ...form.given(model), ...body(column) };
       return column.run(path, request, expectedSteps(column), form.summary(model));
     });
     player.follow();

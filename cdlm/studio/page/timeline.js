@@ -19,7 +19,7 @@ export class Timeline {
   }
 
   /** The first frame says which positions are `given`; whatever else it shows is noise. */
-  add({ step, num_steps: numSteps }, { pieces, changed, token_probs: probs, given = [] }) {
+  add({ step, num_steps: numSteps, pieces, changed, token_probs: probs, given = [] }) {
     const drawn = new Map(changed.map((position, i) => [position, probs[i]]));
     const first = this.length === 0;
     const kept = new Set(given);
@@ -39,7 +39,7 @@ export class Timeline {
   }
 
   finish(pieces) {
-    this.add({ step: this.last, num_steps: this.numSteps }, { pieces, changed: [], token_probs: [] });
+    this.add({ step: this.last, num_steps: this.numSteps, pieces, changed: [], token_probs: [] });
     this.positions.length = pieces.length;
     this.expectedSteps = this.last;
   }
