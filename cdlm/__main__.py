@@ -4,10 +4,14 @@ Errors that pass through a user's code keep their traceback (`cdlm/errors.py`).
 """
 
 import os
+import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs of a shell ignore it
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from cdlm.cli.main import cli
 
@@ -28,6 +32,16 @@ def main() -> None:
         if not is_expected(error):
             raise
         sys.exit(f"cdlm: {_advised(error)}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, except while a module is imported, where C code may swallow it: end at once there."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(sys.stderr.fileno(), b"cdlm: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _advised(error: Exception) -> str:

@@ -78,7 +78,9 @@ def test_every_row_is_there() -> None:
 @pytest.mark.parametrize("row", BEFORE)
 def test_a_row_has_the_losses_that_it_had(row: str) -> None:
     expected = list(numbers(BEFORE[row]["losses"]))
-    assert list(numbers(measure(NOW[row]))) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    # a time-conditioned network embeds the time in single precision, whose last bit depends on the machine
+    rel = 1e-6 if parse_method(NOW[row])[0].time_conditioning else 1e-9
+    assert list(numbers(measure(NOW[row]))) == pytest.approx(expected, rel=rel, abs=1e-12)
 
 
 @pytest.mark.parametrize("row", BEFORE)
