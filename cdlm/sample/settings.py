@@ -313,10 +313,13 @@ def sources(
 ) -> dict[str, str]:
     """Where each setting that the sampler reads comes from: given, the generation config, or the default."""
     preset = preset_for({name: value for name, value in given.items() if value is not None}, generation_config)
-    return {
+    found = {
         name: "given" if given.get(name) is not None else "generation config" if name in preset else "default"
         for name in ("sampler", *SAMPLERS[settings.sampler].settings)
     }
+    if custom_timesteps(settings.timesteps):  # they say how many steps there are
+        found["steps"] = found["timesteps"]
+    return found
 
 
 def setting_type(name: str) -> Any:

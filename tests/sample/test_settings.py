@@ -362,6 +362,8 @@ def test_sources_of_settings() -> None:
     assert found["top_k"] == found["precision"] == "default"
     assert "eta" not in found
     assert sources(resolve({"sampler": "plain"}), {"sampler": "plain"})["sampler"] == "given"
+    given = {"timesteps": "1,0.5,0"}
+    assert sources(resolve(given), given)["steps"] == "given"
 
 
 # Round trips

@@ -30,6 +30,9 @@ def test_the_generation_config_is_inherited(recipe, tmp_path: Path, capsys: pyte
     cli(["sample", str(tmp_path / "tuned"), "--num-samples", "1", "--device", "cpu", "--temperature", "0.5"])
     origins = "settings: --steps 4 --order dilated (generation config); --temperature 0.5 (given)"
     assert origins in capsys.readouterr().out
+    cli(["sample", str(tmp_path / "tuned"), "--num-samples", "1", "--device", "cpu", "--order", "probability"])
+    origins = "settings: --steps 32 --temperature 1 (default); --order probability (given)"
+    assert origins in capsys.readouterr().out  # another sampler: none of the generation config applies
 
     shutil.rmtree(base.parent)  # a run goes on without the model that it started from
     shutil.rmtree(tmp_path / "tuned" / "step-00000004")
