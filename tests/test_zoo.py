@@ -36,9 +36,9 @@ def models() -> dict[str, Pipeline]:
 def test_there_are_two_and_the_best_is_first() -> None:
     assert sorted(zoo.names()) == NAMES
     assert zoo.names()[0] == zoo.BEST
-    assert zoo.found(Path("mdlm")) == zoo.HERE / "mdlm"
+    assert zoo.locate(Path("mdlm")) == zoo.HERE / "mdlm"
     for other in (Path("nobody"), Path("../zoo/mdlm"), Path()):
-        assert zoo.found(other) is other
+        assert zoo.locate(other) is other
 
 
 @pytest.mark.parametrize("name", NAMES)

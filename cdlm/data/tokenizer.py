@@ -43,7 +43,7 @@ class Tokenizer:
         one of a model that comes with cdlm."""
         if str(path) == BYTES:
             return Tokenizer(BYTES, None, 257, 256, 256)
-        path = zoo.found(Path(path))
+        path = zoo.locate(Path(path))
         if path.is_dir() and (path / FILE).is_file():
             path = path / FILE
         if path.is_dir():

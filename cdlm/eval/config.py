@@ -9,7 +9,7 @@ import tyro
 from cdlm.data.sources import kind_of
 from cdlm.devices import Device, Dtype
 from cdlm.extras import install
-from cdlm.hub import labelled
+from cdlm.hub import parse_models
 from cdlm.sample.settings import SPECS, check_value, flag
 from cdlm.text.options import setting_axes
 
@@ -135,7 +135,7 @@ class EvalConfig(_Axes):
 
     def sources(self) -> list[tuple[str, str]]:
         """The models by label."""
-        return labelled(self.models)
+        return parse_models(self.models)
 
 
 def named_text(word: str) -> tuple[str, Path]:

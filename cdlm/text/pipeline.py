@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.hub import folder_of, write_folder
+from cdlm.hub import model_directory, write_model_directory
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
@@ -304,7 +304,9 @@ class Pipeline:
             "eos_padded": self.eos_padded,
         }
         about = {"text": text, "training": self.training}
-        out = write_folder(self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size)
+        out = write_model_directory(
+            self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size
+        )
         write_generation_config(out, self.generation_config)
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the directory
@@ -520,7 +522,7 @@ def load(
     directory says or its layout implies.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
-    directory = pretrained.newest(folder_of(source))
+    directory = pretrained.resolve_checkpoint(model_directory(source))
     chosen = pick_device(device)
     config = pretrained.read_model_config(directory)
     denoiser = pretrained.load_denoiser(directory, chosen, config, network)
@@ -535,7 +537,7 @@ def load(
         )
     if compile:
         accelerate(denoiser)
-    name = str(source) if directory != pretrained.newest(Path(source)) else directory.name
+    name = str(source) if directory != pretrained.resolve_checkpoint(Path(source)) else directory.name
     if (directory / "state.json").is_file():
         name = f"{directory.parent.name}/{directory.name}"
     given = {} if bos_framed is None else {"bos_framed": bos_framed}

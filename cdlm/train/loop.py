@@ -33,8 +33,8 @@ from cdlm.model.pretrained import (
     load_denoiser,
     migrate_model_config,
     model_config,
-    newest,
     read_model_config,
+    resolve_checkpoint,
 )
 from cdlm.objective import Objective
 from cdlm.sample.generation_config import read_generation_config
@@ -264,7 +264,7 @@ def build(
     torch.manual_seed(config.seed)
     network = Denoiser(config.network if custom is None else custom, process, vocab)
     if config.init_from is not None and last is None:
-        start = zoo.found(config.init_from)
+        start = zoo.locate(config.init_from)
         if not start.exists():
             raise ValueError(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
@@ -401,7 +401,7 @@ def _base_training(config: TrainConfig) -> dict[str, Any] | None:
     """How the model that this run starts from was trained, as far as its directory says."""
     if config.init_from is None:
         return None
-    training: dict[str, Any] | None = read_model_config(zoo.found(config.init_from)).get("training")
+    training: dict[str, Any] | None = read_model_config(zoo.locate(config.init_from)).get("training")
     return training
 
 
@@ -409,7 +409,7 @@ def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
     """The settings that the model this run starts from is best used with, which hold for the run as well."""
     if config.init_from is None:
         return {}
-    directory = newest(zoo.found(config.init_from))
+    directory = resolve_checkpoint(zoo.locate(config.init_from))
     return read_generation_config(directory, read_model_config(directory))
 
 

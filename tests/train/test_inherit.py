@@ -8,7 +8,7 @@ import pytest
 
 import cdlm
 from cdlm.cli.main import cli
-from cdlm.model.pretrained import newest
+from cdlm.model.pretrained import resolve_checkpoint
 from cdlm.train import checkpoint
 from cdlm.train.loop import train
 
@@ -37,7 +37,8 @@ def test_the_generation_config_is_inherited(recipe, tmp_path: Path, capsys: pyte
     shutil.rmtree(base.parent)  # a run goes on without the model that it started from
     shutil.rmtree(tmp_path / "tuned" / "step-00000004")
     edited = {**CONFIG, "temperature": 0.7}
-    (newest(tmp_path / "tuned") / "generation_config.json").write_text(json.dumps(edited))  # which one may do
+    saved = resolve_checkpoint(tmp_path / "tuned") / "generation_config.json"
+    saved.write_text(json.dumps(edited))  # which one may do
     train(tuned, "auto")
     assert checkpoint.latest(tmp_path / "tuned") == tmp_path / "tuned" / "step-00000004"
     assert cdlm.load(tmp_path / "tuned", "cpu").generation_config == edited
