@@ -171,7 +171,12 @@ def migrate(row: ResultRow) -> ResultRow:
     return row
 
 
-_ADDED_SETTINGS = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "log_frequency_penalty": 0.0}
+_ADDED_SETTINGS = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "log_frequency_penalty": 0.0,
+    "guidance_end": None,
+}
 """Settings that rows of version 2 may lack, and the values by which these were sampled."""
 _ROW_FIELDS = {
     "hash": "model_hash",
