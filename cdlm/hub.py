@@ -59,13 +59,13 @@ def model_directory(source: str | Path) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         raise ValueError(
-            f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
+            f"there is no directory {source}; to fetch it from the model hub: pip install huggingface-hub"
         ) from None
     try:
         return Path(snapshot_download(str(source), allow_patterns=NEEDED))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
-            f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"
+            f"there is no directory {source}, and the model hub did not give it either: {reason(error)}"
         ) from None
 
 
@@ -125,7 +125,7 @@ def write_model_directory(
             "which cdlm.load opens with the same network"
         )
     if (out / "config.json").exists():
-        raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
+        raise ValueError(f"{out} holds a model already; name another directory, or remove it first")
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
     if denoiser.process is not None:
@@ -143,7 +143,7 @@ def write_model_directory(
 
 
 def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """The card of a model folder, under the name that one loads it by; the README.md of another hand is not touched."""
+    """Write the card of a model directory, with the name to load it by; a README.md of the user's is not touched."""
     from cdlm.model import pretrained
 
     path = folder / "README.md"
@@ -173,7 +173,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 
     check_id(source)
     if out.exists():
-        raise ValueError(f"{out} exists; name another folder, or remove it first")
+        raise ValueError(f"{out} exists; name another directory, or remove it first")
     hub = _hub()
     kept: Path | None = None
     try:
@@ -188,7 +188,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
     except Exception as error:  # of whatever the client's network is built on, which changes with its version
         raise ValueError(
             f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
-            "it again, or copy the model's folder from a machine that has it"
+            "it again, or copy the model's directory from a machine that has it"
         ) from None
     pretrained.load_denoiser(kept or aside)  # what cannot be opened is not handed over
     if kept is not None:
@@ -276,7 +276,7 @@ def check_id(name: str) -> None:
 
 
 def _instead(missing: Path) -> str:
-    """What may have been meant by a folder that is not there: one of a similar name."""
+    """What may have been meant by a directory that is not there: one of a similar name."""
     folders = [folder for place in {missing.parent, Path("runs")} for folder in sorted(place.glob("*/"))]
     known = {
         str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
@@ -290,7 +290,7 @@ def _instead(missing: Path) -> str:
         return f"did you mean {meant}?"
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
     models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
-    return f"give a folder with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
+    return f"give a directory with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
 
 
 _CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""

@@ -12,18 +12,18 @@ from cdlm.data.sources import Errors
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """Turn text into a folder of tokens that training reads."""
+    """Turn text into a directory of tokens that training reads."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
-    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the
+    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a directory of `datasets`, or owner/name:config@split of the
     hub."""
     out: Path
-    """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
+    """Directory to write: train.bin, valid.bin, tokenizer.json, meta.json."""
     source: Corpus = "plain"
     """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus."""
     tokenizer: str = BYTES
-    """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
-    name of a model of cdlm zoo, which has its own."""
+    """`bytes` (257 ids, nothing to download), a tokenizer.json, a directory with GPT-2's vocab.json and merges.txt, or
+    the name of a bundled model (cdlm zoo), which has its own."""
     train_vocab_size: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"
@@ -49,7 +49,7 @@ class PrepareConfig:
     workers: int = 0
     """Threads that encode; 0: one for each core. The result does not depend on it."""
     overwrite: bool = False
-    """Replace an existing folder of tokens."""
+    """Replace an existing directory of tokens."""
 
     def __post_init__(self) -> None:
         if not self.files:

@@ -39,8 +39,8 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """Open `bytes`, a tokenizer.json, a folder that holds one, one with GPT-2's vocab.json and merges.txt, or the
-        one of a model that comes with cdlm."""
+        """Open `bytes`, a tokenizer.json, a directory that holds one, one with GPT-2's vocab.json and merges.txt, or
+        that of a bundled model."""
         if str(path) == BYTES:
             return Tokenizer(BYTES, None, 257, 256, 256)
         path = zoo.locate(Path(path))
@@ -50,8 +50,8 @@ class Tokenizer:
             return _gpt2(path)
         if not path.is_file():
             raise ValueError(
-                f"there is no tokenizer at {path}; give a {FILE}, a folder with vocab.json and merges.txt, or the word "
-                f"{BYTES!r}, which needs no file"
+                f"there is no tokenizer at {path}; give a {FILE}, a directory with vocab.json and merges.txt, or "
+                f"the word {BYTES!r}, which needs no file"
             )
         try:
             text = path.read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ class Tokenizer:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write a tokenizer.json, or one into a folder, that `load` opens again."""
+        """Write a tokenizer.json, or one into a directory, that `load` opens again."""
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         text = json.dumps(_OURS) if self.model is None else self.model.to_str(pretty=True)
@@ -142,7 +142,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
-    """That of a model folder; the given one where it has none."""
+    """That of a model directory; the given one where it has none."""
     if has_tokenizer(folder):
         if given is not None:
             Tokenizer.load(given)  # not needed here, but a name that leads nowhere is an error
@@ -154,7 +154,7 @@ def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
     if given is None:
         raise ValueError(
             f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
-            "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
+            "it with --tokenizer (for GPT-2's: a directory with vocab.json and merges.txt)"
         )
     return Tokenizer.load(given)
 

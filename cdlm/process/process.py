@@ -50,7 +50,7 @@ class Process:
                 f"give {self.vocab} entries, or {self.vocab + 1} with the mask last"
             )
         if not (bool((self.prior >= 0).all()) and abs(float(self.prior.sum()) - 1) < 1e-6):
-            raise ValueError("a prior is a probability law: entries >= 0 that add up to 1; divide it by its sum")
+            raise ValueError("a prior is a distribution: entries >= 0 that add up to 1; divide it by its sum")
 
     @property
     def name(self) -> str:
@@ -181,10 +181,10 @@ def uniform(vocab: int, noise: Noise | None = None) -> Process:
     return Process(vocab, torch.full((vocab,), 1 / vocab, dtype=torch.float64), noise or LogLinear())
 
 
-def unigram(law: Float[Tensor, "states"], vocab: int | None = None, noise: Noise | None = None) -> Process:
-    """Diffusion towards any law: token frequencies, or, with a last entry for the mask, a mixture of both kinds."""
-    law = law.double()
-    return Process(vocab or law.shape[0], law / law.sum(), noise or LogLinear())
+def unigram(prior: Float[Tensor, "states"], vocab: int | None = None, noise: Noise | None = None) -> Process:
+    """Diffusion towards any prior: token frequencies, or, with a last entry for the mask, a mixture of both kinds."""
+    prior = prior.double()
+    return Process(vocab or prior.shape[0], prior / prior.sum(), noise or LogLinear())
 
 
 def transition(process: Process, s: float, t: float) -> Float[Tensor, "states states"]:

@@ -1,4 +1,4 @@
-"""The models that come with the package: folders beside this file, which `cdlm.load` and every command know by name."""
+"""The bundled models: directories beside this file, which `cdlm.load` and every command know by name."""
 
 from pathlib import Path
 

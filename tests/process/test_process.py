@@ -344,7 +344,7 @@ def test_priors_that_are_no_law_are_refused(prior):
 
 @pytest.mark.parametrize("law", [[0.0, 0.0], [-1.0, 3.0], [float("inf"), 1.0]])
 def test_unigram_laws_that_cannot_be_normalised_are_refused(law):
-    with pytest.raises(ValueError, match="a prior is a probability law"):
+    with pytest.raises(ValueError, match="a prior is a distribution"):
         unigram(torch.tensor(law))
 
 
