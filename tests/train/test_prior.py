@@ -75,22 +75,9 @@ def test_every_kind_has_its_prior(recipe, corpus: Path) -> None:
 def test_a_noise_schedule_is_chosen_on_the_command_line(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = [
-        "--steps",
-        "1",
-        "--batch-size",
-        "2",
-        "--seq-length",
-        "32",
-        "--valid-samples",
-        "0",
-        "--valid-batches",
-        "1",
-        "--device",
-        "cpu",
-    ]
-    start = ["train", "tiny-mcdlm", "--data", str(corpus), "--out", str(tmp_path / "run")]
-    cli([*start, *quick, "--noise-schedule", "cosine"])
+    command = f"train tiny-mcdlm --data {corpus} --out {tmp_path / 'run'} --device cpu"
+    quick = "--steps 1 --batch-size 2 --seq-length 32 --valid-samples 0 --valid-batches 1"
+    cli(f"{command} {quick} --noise-schedule cosine".split())
     assert "noise schedule: cosine" in capsys.readouterr().out
     pipe = cdlm.load(tmp_path / "run", "cpu")
     assert pipe.denoiser.process is not None
@@ -98,7 +85,7 @@ def test_a_noise_schedule_is_chosen_on_the_command_line(
     assert pipe.sample(steps=2)[0].nfe == 2
 
     with pytest.raises(ValueError, match=r"--noise-schedule must be one of log-linear, cosine \(got 'linear'\)"):
-        cli([*start, "--noise-schedule", "linear"])
+        cli(f"{command} --noise-schedule linear".split())
     with pytest.raises(SystemExit):
         cli(["train", "tiny-mcdlm", "--help"])
     assert f"Noise schedule alpha(t): {', '.join(SCHEDULES)}" in " ".join(
