@@ -128,12 +128,13 @@ def write_model_directory(
         raise ValueError(f"{out} holds a model already; name another directory, or remove it first")
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
+    kind = "CausalLM" if denoiser.process is None else "MaskedLM"
+    name, model = Path(CODE).stem, f"CDLMFor{kind}"
+    config |= {"model_type": "cdlm", "architectures": [model]}
+    config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", f"AutoModelFor{kind}": f"{name}.{model}"}
     if denoiser.process is not None:
-        name = Path(CODE).stem
-        config |= {"model_type": "cdlm", "architectures": ["CDLMForMaskedLM"]}
-        config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", "AutoModelForMaskedLM": f"{name}.CDLMForMaskedLM"}
         config["process"]["num_states"] = denoiser.process.states
-        (out / CODE).write_text(_CODE)
+    (out / CODE).write_bytes((Path(__file__).parent / "interop" / CODE).read_bytes())
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in ("tokenizer.json", "vocab.json", "merges.txt"):
         if (tokenizer_folder / file).is_file():
@@ -291,11 +292,3 @@ def _instead(missing: Path) -> str:
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
     models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
     return f"give a directory with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
-
-
-_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
-
-from cdlm.interop.transformers import CDLMConfig, CDLMForMaskedLM
-
-__all__ = ["CDLMConfig", "CDLMForMaskedLM"]
-'''

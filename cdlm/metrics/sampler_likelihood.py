@@ -75,7 +75,7 @@ def repeated_sampler_nats(
     They share `likelihood_samples` network evaluations, or more where the order depends on the predictions. There are
     at least two of them unless `likelihood_samples` is 1, and only one for a single step, which is exact.
     """
-    steps = min(settings.steps or x0.shape[1], x0.shape[1])
+    steps = min(settings.steps or x0.shape[1], x0.shape[1]) + (settings.final_step != "none")
     repeats = 1 if steps == 1 else max(min(2, likelihood_samples), likelihood_samples // steps)
     found = [
         sampler_nats(

@@ -52,8 +52,8 @@ def logits_processors(
     """
     stages: list[LogitsProcessor] = []
     if unconditional is not None:
-        strength = {"guidance": settings.guidance, "end": settings.guidance_end}
-        stages.append(functools.partial(guide, **strength, unconditional=unconditional))
+        strength, end = settings.guidance, settings.guidance_end
+        stages.append(functools.partial(guide, guidance=strength, unconditional=unconditional, end=end))
     if banned:
         stages.append(functools.partial(ban, tokens=banned))
     if settings.frequency_penalty or settings.presence_penalty:

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cdlm import zoo
-from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
+from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of, write_for_transformers
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
 from cdlm.hub import model_directory, write_model_directory
 from cdlm.model import pretrained
@@ -34,7 +34,12 @@ from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
-from cdlm.sample.generation_config import read_generation_config, text_config, write_generation_config
+from cdlm.sample.generation_config import (
+    read_generation_config,
+    text_config,
+    transformers_fields,
+    write_generation_config,
+)
 from cdlm.sample.logits import LogitsProcessor
 from cdlm.sample.settings import Settings, SettingValues, resolve
 from cdlm.text.completion import batches, check_templates, complete_batch
@@ -307,9 +312,12 @@ class Pipeline:
         out = write_model_directory(
             self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size
         )
-        write_generation_config(out, self.generation_config)
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the directory
+        write_for_transformers(self.tokenizer, out, self.mask_token_id, self.max_length)
+        unused = range(self.tokenizer.vocab_size, self.denoiser.vocab)
+        others = transformers_fields(self.directory, self.tokenizer.eos, self.tokenizer.bos, unused)
+        write_generation_config(out, self.generation_config, others)
         return out
 
     def resolve(self, settings: Mapping[str, Any]) -> Settings:

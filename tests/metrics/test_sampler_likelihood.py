@@ -206,7 +206,7 @@ def test_a_part_of_the_steps_stands_for_all(noise_schedule: Cosine | None) -> No
     """Unbiased, with empty steps left out; and with as many evaluations as steps nothing is left to chance."""
     process = masked(V, noise_schedule)
     net, settings = tiny(process, V), resolve({"steps": 6}, process)
-    n = 2000
+    n = 800
     x0 = torch.tensor([[0, 2, 1, 1, 0, 2, 2, 1]]).expand(n, -1)
     whole = sampler_nats(net, process, x0, settings, seeded(3, batch=n), rows=4000)
     for most in (1, 2, 3):
