@@ -6,7 +6,7 @@ Two counts are printed. *Interface* functions are those that a reader has to kno
 public functions and methods (a leading underscore marks a detail of a file), without properties, constructors and
 functions within functions; the network counts once, as its forward pass. *All* are the named functions of the package
 that are called, those details included (no comprehensions, lambdas or class bodies). What modules call while they are
-imported is left out. Both counts are also given for each package. Files are listed in the order in which the path
+imported is left out. The first count is also given for each package. Files are listed in the order in which the path
 enters them, interface functions first, details in brackets. The last line says how often the settings are resolved and
 each JSON file of the model is read. PYTHONPATH selects the tree that is traced.
 """
