@@ -25,7 +25,8 @@ Resume = Literal["no", "auto", "force"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """A training run. The defaults are the paper's."""
+    """A training run. Steps, batch and sequence length are the paper's; optimizer, learning rate, warmup, clipping and
+    EMA, of which it says nothing, are those of MDLM and DUO."""
 
     method: str = "mcdlm"
     """A row of the table of methods, with options after a colon: mcdlm:kappa=0.2,steps=staged."""
@@ -51,13 +52,13 @@ class TrainConfig:
     grad_accum_steps: int = 1
     """Gradient accumulation: micro-batches per step in each process, to save memory."""
     optimizer: Optimizer = "adamw"
-    """adamw as in the paper, or muon for the matrices of the blocks with adamw for the other weights."""
+    """adamw as MDLM and DUO, or muon for the matrices of the blocks with adamw for the other weights."""
     learning_rate: float = 3e-4
     """Peak learning rate, constant between warmup and cooldown. Updates of muon are scaled to those of adamw."""
     warmup_ratio: float = 1 / 60
-    """Fraction of the run with a rising learning rate (2,500 of the paper's 150,000 steps)."""
+    """Fraction of the run with a rising learning rate (2,500 of 150,000 steps, as many as MDLM and DUO take)."""
     cooldown_ratio: float = 0.0
-    """Fraction of the run, at its end, in which the learning rate falls to zero; the paper has none."""
+    """Fraction of the run, at its end, in which the learning rate falls to zero; MDLM and DUO have none."""
     max_grad_norm: float = 1.0
     """Gradient clipping: the largest norm of the gradient."""
     weight_decay: float = 0.0
