@@ -86,6 +86,15 @@ def folder_of(name: str) -> Path:
     return final
 
 
+def is_installed(name: str) -> bool:
+    """Whether a judge can be opened without installing anything."""
+    package = PACKAGES[name]
+    modules = ["transformers"]
+    if not _is_ready(cache() / "judges" / name, package):
+        modules += ["gguf", "accelerate", *(module for module, _ in package.parts)]
+    return all(importlib.util.find_spec(module) is not None for module in modules)
+
+
 def _is_ready(folder: Path, package: Package) -> bool:
     source = folder / "source.json"
     return source.is_file() and read_object(source).get("sha256") == package.sha256

@@ -71,6 +71,8 @@ class Judge:
     vocab_size: int
     fingerprint: str
     device: torch.device
+    architecture: str = ""
+    """As the library calls it, such as gpt2 or llama."""
 
     @property
     def label(self) -> str:
@@ -257,6 +259,7 @@ def _open_transformers(
         vocab_size=model.config.vocab_size,
         fingerprint=commit or fingerprint(Path(source)),
         device=device,
+        architecture=model.config.model_type,
     )
 
 
