@@ -111,7 +111,7 @@ def write_model_directory(
     rows: Sequence[Mapping[str, Any]] = (),
     part: int | None = None,
 ) -> Path:
-    """Write a self-contained model directory: weights, config, tokenizer, model card, and code for transformers.
+    """Write a self-contained model directory: weights, tokenizer, generation config, card, and code for transformers.
 
     A README.md that is there already and not a card of ours stays as it is.
     """
@@ -203,6 +203,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
     from cdlm.methods.spec import method_name
+    from cdlm.model.pretrained import custom_network
 
     training = config.get("training") or {}
     max_length = (config.get("text") or {}).get("max_length")
@@ -230,13 +231,17 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapp
         "print(model.sample(steps=16)[0])",
     ]
     lines += ["```", ""]
-    if process is not None:
-        lines += ["With transformers, where cdlm is installed:", "", "```python"]
-        lines += ["import torch", "from transformers import AutoModelForMaskedLM", ""]
-        lines += [
-            f'model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True, dtype=torch.float32)'
-        ]
-        lines += ["logits = model(input_ids, timesteps=0.5).logits", "```", ""]
+    if not custom_network(config):
+        kind = "AutoModelForCausalLM" if process is None else "AutoModelForMaskedLM"
+        lines += ["With transformers alone:", "", "```python", f"from transformers import {kind}, AutoTokenizer", ""]
+        lines += [f'model = {kind}.from_pretrained("{name}", trust_remote_code=True, dtype="float32")']
+        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)']
+        lines += ['prompt = tokenizer("Once", return_tensors="pt")']
+        if process is None:
+            lines += ["sequences = model.generate(**prompt, max_new_tokens=32, do_sample=True)"]
+        else:
+            lines += ["sequences = model.generate(**prompt, max_denoising_steps=16).sequences"]
+        lines += ["print(tokenizer.decode(sequences[0], skip_special_tokens=True))", "```", ""]
     judged = [row for row in rows if "ppl" in row and row["task"] == "unconditional"]
     if judged:
         lines += [

@@ -36,6 +36,7 @@ ORDER = {
         "harness",
         "studio",
         "hub",
+        "transformers",
         "diffusers",
     ),
     "Understand": (

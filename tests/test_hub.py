@@ -188,7 +188,8 @@ def test_a_card_says_how_it_was_made_and_measured(model: Path, tmp_path: Path) -
     assert "NELBO on ptb: 5.000 nats per token (148.4)." in page
     causal = card("x", {"process": None}, 1_000_000)
     assert "autoregressive" in causal
-    assert "transformers" not in causal
+    assert "AutoModelForCausalLM.from_pretrained(" in causal
+    assert "transformers" not in card("x", {"format": "cdlm", "network": {"custom": "Mine"}, "process": None}, 1)
 
 
 def test_the_readme_of_another_hand_is_kept(model: Path, tmp_path: Path) -> None:

@@ -795,6 +795,10 @@ class CDLMForCausalLM(CDLMPreTrainedModel, GenerationMixin):
             return (logits,) if loss is None else (loss, logits)
         return CausalLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
