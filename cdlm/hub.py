@@ -43,9 +43,9 @@ class ModelNotFoundError(ValueError):
         self.source = Path(source)
 
 
-def folder_of(source: str | Path) -> Path:
-    """A folder here, a model that comes with the package, or a copy of a repository of the model hub; the hub is not
-    asked for what is meant as a path."""
+def folder_of(source: str | Path, code: bool = False) -> Path:
+    """A folder here, a model that comes with the package, or a copy of a repository of the model hub, with its Python
+    files if its `code` is trusted; the hub is not asked for what is meant as a path."""
     path = zoo.found(Path(source).expanduser())
     if path.exists():
         return path
@@ -59,7 +59,7 @@ def folder_of(source: str | Path) -> Path:
             f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
         ) from None
     try:
-        return Path(snapshot_download(str(source), allow_patterns=NEEDED))
+        return Path(snapshot_download(str(source), allow_patterns=[*NEEDED, "*.py"] if code else NEEDED))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
             f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"
