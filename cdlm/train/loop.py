@@ -94,9 +94,10 @@ def train(config: TrainConfig, resume: Resume = "no", network: nn.Module | None 
 
 def check(config: TrainConfig, network: nn.Module | None = None) -> None:
     """Refuse a network or a start that does not suit the method."""
-    check_prior(config)
     if network is not None:
         _check_custom(config, network)
+    check_prior(config)
+    if network is not None:
         return
     method, _ = parse_method(config.method)
     if config.network.causal != (method.process == "none"):

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cdlm.model.config import SIZES
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.schedules import PAPER_STEPS
 from cdlm.train.config import TrainConfig
 
@@ -131,6 +131,10 @@ def ablation(name: str, table: str, choices: str) -> dict[str, Recipe]:
 BASES: dict[str, str] = {"mcdlm-guided": "mdlm", "sdtt": "mdlm", "duo-dcd": "duo"}
 """The runs that the two-stage methods start from."""
 
+MODERNBERT_SIZE = NetworkConfig(num_layers=16, dropout=0.0, tie_embeddings=True)
+"""For the cost alone: with 16 layers, a network of cdlm has as many weights as the 22 thinner layers of ModernBERT-base,
+whose own network is trained."""
+
 UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch_size": 512, "warmup_ratio": 0.0025}
 DCD: dict[str, Any] = {"steps": 50_000, "learning_rate": 6e-5, "warmup_ratio": 0.01, "ema_decay": 0.999}
 SDTT: dict[str, Any] = {"steps": 50_000, "warmup_ratio": 0.05}
@@ -179,6 +183,22 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dcd-upstream": paper(
         "dcd-upstream", "DUO+DCD as its authors train it", method="duo-dcd", base="duo-upstream", batch_size=128, **DCD
+    ),
+    "modernbert-mcdlm": Recipe(
+        TrainConfig(
+            "mcdlm",
+            out=Path("runs/modernbert-mcdlm"),
+            init_from=Path("answerdotai/ModernBERT-base"),
+            network=MODERNBERT_SIZE,
+            steps=10_000,
+            reference_steps=10_000,
+            batch_size=256,
+            seq_length=1024,
+            learning_rate=1e-4,
+            warmup_ratio=0.05,
+        ),
+        "not in the paper, and not yet tried: ModernBERT-base fine-tuned by MCDLM",
+        "2.6B tokens; one H200, 2 hours or more (estimated)",
     ),
     **ablation("steps-random", "Table 4", "steps=random"),
     **ablation("steps-staged", "Table 4", "steps=staged"),
