@@ -36,6 +36,7 @@ ORDER = {
         "harness",
         "studio",
         "hub",
+        "backbones",
         "diffusers",
     ),
     "Understand": (
