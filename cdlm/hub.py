@@ -119,8 +119,7 @@ def write_folder(
             f"only a network of cdlm can be exported (got {denoiser.custom_network}); share its checkpoint instead, "
             "which cdlm.load opens with the same network"
         )
-    if (out / "config.json").exists():
-        raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
+    check_free(out)
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
     if denoiser.process is not None:
@@ -135,6 +134,12 @@ def write_folder(
             (out / file).write_bytes((tokenizer_folder / file).read_bytes())
     write_card(out, out.name, denoiser.count(), rows)
     return out
+
+
+def check_free(out: Path) -> None:
+    """Refuse to write over a model."""
+    if (out / "config.json").exists():
+        raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
 
 
 def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -8,6 +8,7 @@ Models that come with code of their own (LLaDA, Dream) are opened if that code i
 """
 
 import contextlib
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -70,6 +71,24 @@ class MaskedLMNetwork(nn.Module):
         output = self._run(ids)
         return torch.cat([output[:, :1], output[:, :-1]], 1) if self.shifted else output
 
+    def save_pretrained(self, folder: Path, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+        """Write a directory that transformers opens with its own classes, and `cdlm.load` too."""
+        description, transformers = self.description, _transformers()
+        if description.remote_code is not None:
+            raise ValueError(f"{self.display_name} runs code of its own, which is not exported; share its checkpoint")
+        copied = copy.deepcopy(self)
+        if isinstance(copied, SplitMaskedLMNetwork):
+            copied.model.set_submodule(copied.head_name, copied.head)
+        assert tokenizer.model is not None
+        special = {"mask_token": description.mask_token_id, "unk_token": tokenizer.unknown}
+        special["pad_token"] = getattr(self.model.config, "pad_token_id", None)
+        if _framed(tokenizer):
+            special |= {"cls_token": tokenizer.bos, "sep_token": tokenizer.eos}
+        names = {name: tokenizer.model.id_to_token(token) for name, token in special.items() if token is not None}
+        with _quiet(transformers):
+            copied.model.to(dtype).save_pretrained(folder)
+            transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.model, **names).save_pretrained(folder)
+
     def _run(self, ids: Tokens) -> Float[Tensor, "b l columns"]:
         length, limit = ids.shape[1], self.description.max_length
         if limit and length > limit:
@@ -88,8 +107,8 @@ class SplitMaskedLMNetwork(MaskedLMNetwork):
     def __init__(self, model: Any, description: Description) -> None:
         super().__init__(model, description)
         head: nn.Linear = model.get_output_embeddings()
-        name = next(name for name, module in model.named_modules() if module is head)
-        model.set_submodule(name, nn.Identity())
+        self.head_name = next(name for name, module in model.named_modules() if module is head)
+        model.set_submodule(self.head_name, nn.Identity())
         self.head = head
 
     def hidden_states(self, ids: Tokens, t: Time) -> Float[Tensor, "b l d"]:

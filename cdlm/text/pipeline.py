@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.hub import folder_of, write_folder
+from cdlm.hub import check_free, folder_of, write_folder
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
@@ -294,8 +294,15 @@ class Pipeline:
     ) -> Path:
         """Write a directory that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
 
-        Its model card lists `results` of an evaluation. `max_shard_size` is the largest size of a file, in bytes.
+        Its model card lists `results` of an evaluation. `max_shard_size` is the largest size of a file, in bytes. A
+        masked language model of transformers is written as transformers writes it, without a card.
         """
+        if self.denoiser.masked_lm is not None:
+            out = Path(directory)
+            check_free(out)
+            network: Any = self.denoiser.backbone.network
+            network.save_pretrained(out, self.tokenizer, getattr(torch, dtype))
+            return out
         if self.directory is None:
             raise ValueError(f"{self.name} was not loaded from a directory: there is no tokenizer to write beside it")
         text = {

@@ -132,7 +132,7 @@ BASES: dict[str, str] = {"mcdlm-guided": "mdlm", "sdtt": "mdlm", "duo-dcd": "duo
 """The runs that the two-stage methods start from."""
 
 MODERNBERT_SIZE = NetworkConfig(num_layers=16, dropout=0.0, tie_embeddings=True)
-"""For the cost alone: with 16 layers, a network of cdlm has as many weights as the 22 thinner layers of ModernBERT-base,
+"""For the cost alone: 16 layers of a network of cdlm have as many weights as the 22 thinner ones of ModernBERT-base,
 whose own network is trained."""
 
 UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch_size": 512, "warmup_ratio": 0.0025}

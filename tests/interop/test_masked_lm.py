@@ -146,6 +146,17 @@ def test_every_masked_method_trains_it(place: Path, tmp_path: Path, family: str,
     assert not special_ids(pipe) & set(sample.token_ids[1:-1])
     if method != "mcdlm":
         return
+    exported = pipe.save_pretrained(tmp_path / "exported")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(exported)
+    ids = torch.tensor([[5, 7, 11]])
+    network: Any = pipe.denoiser.backbone.network
+    torch.testing.assert_close(model(ids).logits, network(ids, torch.zeros(1)))
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (exported, place / family)]
+    one, other = (words("the cat", return_tensors=None).input_ids for words in tokenizers)
+    assert one == other
+    assert cdlm.load(exported, "cpu").denoiser.masked_lm["special"] == sorted(special_ids(pipe))  # type: ignore[index]
+    with pytest.raises(ValueError, match="holds a model already"):
+        pipe.save_pretrained(exported)
     before = {name: tensor.clone() for name, tensor in pipe.denoiser.state_dict().items()}
     assert any(
         not torch.equal(before[name], tensor) for name, tensor in load_denoiser(place / family).state_dict().items()
