@@ -161,11 +161,15 @@ def open_masked_lm(folder: Path, config: dict[str, Any], trust_remote_code: bool
 
 def rebuild(values: dict[str, Any], trust_remote_code: bool = False) -> MaskedLMNetwork:
     """The network that a config.json of ours describes; its weights are random."""
-    description = Description(**values)
+    try:
+        description = Description(**values)
+    except TypeError as error:
+        raise LayoutError(f"config.json describes a masked language model of another version ({error})") from None
     transformers = _transformers()
     if description.remote_code is None:
         config = transformers.AutoConfig.for_model(**description.config)
-        return _network(transformers.AutoModelForMaskedLM.from_config(config), description)
+        model = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=False)
+        return _network(model, description)
     folder = Path(description.remote_code)
     if not folder.is_dir():
         raise LayoutError(f"the code of this model was in {folder}, which does not exist; put it back there")

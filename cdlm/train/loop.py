@@ -54,18 +54,9 @@ from cdlm.train.validation import print_validation, validate
 from cdlm.types import Tokens
 
 FREE = {
-    *(
-        "out",
-        "data",
-        "init_from",
-        "trust_remote_code",
-        "device",
-        "parallel",
-        "grad_accum_steps",
-        "compile",
-        "log_every",
-    ),
-    *("valid_every", "valid_batches", "valid_samples", "valid_sample_steps", "save_every", "keep_checkpoints", "track"),
+    *("out", "data", "init_from", "trust_remote_code", "device", "parallel", "grad_accum_steps", "compile"),
+    *("log_every", "valid_every", "valid_batches", "valid_samples", "valid_sample_steps"),
+    *("save_every", "keep_checkpoints", "track"),
 }
 """Settings that may change when a run resumes: they change no weight, or only its last digits. But with dropout another
 layout (`parallel`, the number of processes, `grad_accum_steps`) drops other units, and the weights differ as with
@@ -96,9 +87,9 @@ def check(config: TrainConfig, network: nn.Module | None = None) -> None:
     """Refuse a network or a start that does not suit the method."""
     if network is not None:
         _check_custom(config, network)
-    check_prior(config)
-    if network is not None:
+        check_prior(config)
         return
+    check_prior(config)
     method, _ = parse_method(config.method)
     if config.network.causal != (method.process == "none"):
         wrong = "needs" if method.process == "none" else "does not take"
@@ -115,9 +106,11 @@ def check(config: TrainConfig, network: nn.Module | None = None) -> None:
 def _masked_lm(config: TrainConfig, resume: Resume) -> nn.Module | None:
     """The masked language model of transformers that a run trains: that of its checkpoint, or of --init-from."""
     for _, path in reversed(checkpoint.listed(config.out) if resume != "no" else []):
-        with contextlib.suppress(LayoutError):  # of a damaged checkpoint; the run goes on from the one before
+        try:
             described = read_model_config(path)
-            return masked_lm_network(described, config.trust_remote_code) if is_masked_lm(described) else None
+        except LayoutError:  # it is damaged, and the run goes on from the one before
+            continue
+        return masked_lm_network(described, config.trust_remote_code) if is_masked_lm(described) else None
     if config.init_from is None or not (start := _start(config)).exists():
         return None
     described = read_model_config(start)
