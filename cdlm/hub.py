@@ -4,8 +4,9 @@ cdlm.load("runs/small-mcdlm").save_pretrained("my-model", dtype="bfloat16")
 cdlm push my-model owner/name
 cdlm pull owner/name my-copy
 
-`folder_of` finds a model by any of its names, `write_folder` writes one that stands alone, with a card and code for
-`transformers`; `push` and `pull` exchange it with the model hub. torch is imported by what opens or writes a model.
+`model_directory` finds a model by any of its names. `write_model_directory` writes a self-contained one, with a model
+card and code for `transformers`; `push` and `pull` exchange it with the model hub. torch is imported by what opens or
+writes a model.
 """
 
 import difflib
@@ -43,10 +44,12 @@ class ModelNotFoundError(ValueError):
         self.source = Path(source)
 
 
-def folder_of(source: str | Path, code: bool = False) -> Path:
-    """A folder here, a model that comes with the package, or a copy of a repository of the model hub, with its Python
-    files if its `code` is trusted; the hub is not asked for what is meant as a path."""
-    path = zoo.found(Path(source).expanduser())
+def model_directory(source: str | Path, code: bool = False) -> Path:
+    """The directory of a model: a local one, a bundled model, or a download of a repository of the model hub.
+
+    The hub is not asked for what is meant as a path. Python files are downloaded if the `code` is trusted.
+    """
+    path = zoo.locate(Path(source).expanduser())
     if path.exists():
         return path
     if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
@@ -66,9 +69,11 @@ def folder_of(source: str | Path, code: bool = False) -> Path:
         ) from None
 
 
-def hub_silence() -> str | None:
-    """Why the model hub does not answer, in a few words; None if it does. One question, where its client asks again
-    and again. What is in its cache can be had without it."""
+def hub_connection_error() -> str | None:
+    """Why the model hub cannot be reached, in a few words; None if it can.
+
+    This is a single request, where the hub's client would retry. Cached files are available without a connection.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -86,8 +91,8 @@ def reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
-    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
+def parse_models(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Labels and models of a command: LABEL=MODEL, or a model that is labelled with the name of its directory."""
     words = (word.partition("=") for word in models)
     found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
     labels = [label for label, _ in found]
@@ -97,7 +102,7 @@ def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def write_folder(
+def write_model_directory(
     denoiser: "Denoiser",
     tokenizer_folder: Path,
     about: dict[str, Any],
@@ -106,7 +111,7 @@ def write_folder(
     rows: Sequence[Mapping[str, Any]] = (),
     part: int | None = None,
 ) -> Path:
-    """A model folder for others: weights, tokenizer, how to sample it, a card, and code that transformers runs.
+    """Write a self-contained model directory: weights, config, tokenizer, model card, and code for transformers.
 
     A README.md that is there already and not a card of ours stays as it is.
     """
@@ -122,12 +127,13 @@ def write_folder(
     check_free(out)
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
+    kind = "CausalLM" if denoiser.process is None else "MaskedLM"
+    name, model = Path(CODE).stem, f"CDLMFor{kind}"
+    config |= {"model_type": "cdlm", "architectures": [model]}
+    config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", f"AutoModelFor{kind}": f"{name}.{model}"}
     if denoiser.process is not None:
-        name = Path(CODE).stem
-        config |= {"model_type": "cdlm", "architectures": ["CDLMForMaskedLM"]}
-        config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", "AutoModelForMaskedLM": f"{name}.CDLMForMaskedLM"}
         config["process"]["num_states"] = denoiser.process.states
-        (out / CODE).write_text(_CODE)
+    (out / CODE).write_bytes((Path(__file__).parent / "interop" / CODE).read_bytes())
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in ("tokenizer.json", "vocab.json", "merges.txt"):
         if (tokenizer_folder / file).is_file():
@@ -152,7 +158,7 @@ def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[
 
 
 def push(folder: Path, to: str, private: bool = False) -> str:
-    """Upload a directory that `write_folder` has written; returns what to type next."""
+    """Upload a directory that `write_model_directory` has written; returns what to type next."""
     check_id(to)
     api = _hub().HfApi()
     try:
@@ -291,11 +297,3 @@ def _instead(missing: Path) -> str:
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
     models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
     return f"give a folder with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
-
-
-_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
-
-from cdlm.interop.transformers import CDLMConfig, CDLMForMaskedLM
-
-__all__ = ["CDLMConfig", "CDLMForMaskedLM"]
-'''

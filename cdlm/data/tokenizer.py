@@ -1,9 +1,10 @@
 """Text to ids and back: plain bytes, GPT-2's files, any `tokenizer.json`, or a byte-level BPE trained on the spot."""
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ Kind = Literal["bytes", "gpt2", "json", "trained"]
 FILE = "tokenizer.json"
 _BROKEN = "\ufffd"
 _OURS = {"format": "cdlm-bytes", "version": 1}
+_MASKS = ("[MASK]", "<|mask|>")
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _STARTS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
 
@@ -54,7 +56,7 @@ class Tokenizer:
         one of a model that comes with cdlm."""
         if str(path) == BYTES:
             return Tokenizer(BYTES, None, 257, 256, 256)
-        path = zoo.found(Path(path))
+        path = zoo.locate(Path(path))
         if path.is_dir() and (path / FILE).is_file():
             path = path / FILE
         if path.is_dir():
@@ -69,6 +71,8 @@ class Tokenizer:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a {FILE}: {error}") from None
+        if fields == _bytes_for_others():
+            return Tokenizer.load(BYTES)
         if isinstance(fields, dict) and fields.get("format") == _OURS["format"]:
             if fields.get("version") != _OURS["version"]:
                 raise ValueError(
@@ -146,6 +150,59 @@ class Tokenizer:
         text = json.dumps(_OURS) if self.model is None else self.model.to_str(pretty=True)
         path.write_text(text + "\n", encoding="utf-8")
         return path
+
+
+def write_for_transformers(tokenizer: Tokenizer, folder: Path, mask_token_id: int | None, max_length: int) -> None:
+    """What `AutoTokenizer` needs beside the files of `tokenizer` in a model directory: tokenizer_config.json, with the
+    special tokens. The mask gets its id by being added after the tokens, and after names for the ids between them.
+
+    Bytes get a tokenizer.json that other libraries read; `Tokenizer.load` knows it again.
+    """
+    if tokenizer.model is None:
+        (folder / FILE).write_text(json.dumps(_bytes_for_others(), ensure_ascii=False) + "\n", encoding="utf-8")
+    names = {END: tokenizer.eos} if tokenizer.model is None else tokenizer.model.get_vocab(with_added_tokens=True)
+    special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.eos}
+    config: dict[str, object] = {
+        "tokenizer_class": "GPT2Tokenizer" if tokenizer.kind == "gpt2" else "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+        **{role: _name_of(token_id, names) for role, token_id in special.items()},
+    }
+    if max_length:
+        config["model_max_length"] = max_length
+    if mask_token_id is not None:
+        mask = next(name for name in _MASKS if name not in names)
+        added = {token_id: f"<|unused{token_id}|>" for token_id in range(tokenizer.vocab_size, mask_token_id)}
+        flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+        config["mask_token"] = mask
+        config["added_tokens_decoder"] = {
+            str(token_id): {"content": name, "lstrip": name == mask, **flags}
+            for token_id, name in {**added, mask_token_id: mask}.items()
+        }
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _name_of(token_id: int, names: Mapping[str, int]) -> str:
+    return next(name for name, value in names.items() if value == token_id)
+
+
+@functools.cache
+def _bytes_for_others() -> dict[str, object]:
+    """The tokenizer of plain bytes in the format of the tokenizers library: a BPE without merges."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + k) for k, byte in enumerate(others)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": 256, "content": END, **flags}],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {characters[byte]: byte for byte in range(256)}, "merges": []},
+    }
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -9,12 +9,12 @@ import tyro
 from cdlm.data.sources import kind_of
 from cdlm.devices import Device, Dtype
 from cdlm.extras import install
-from cdlm.hub import labelled
+from cdlm.hub import parse_models
 from cdlm.sample.settings import SPECS, check_value, flag
 from cdlm.text.options import setting_axes
 
 Protocol = Literal["paper", "robust"]
-Task = Literal["unconditional", "conditional", "likelihood", "consistency"]
+Task = Literal["unconditional", "conditional", "likelihood", "infilling", "consistency"]
 PAPER_SAMPLES = 32
 ROBUST_SAMPLES = 256
 """Samples per cell of the two protocols."""
@@ -43,7 +43,8 @@ class EvalConfig(_Axes):
     """Samples per cell. [32 for paper, 256 for robust]"""
     tasks: tuple[Task, ...] = ("unconditional",)
     """unconditional: samples from scratch. conditional: recover texts half of whose words are noise. likelihood: the
-    NELBO of --texts. consistency: how far the model is from itself over hops."""
+    NELBO of --texts, and the bound of each masked sampler itself. infilling: accuracy at 15, 50 and 85 % masked tokens
+    of --texts. consistency: how far the model is from itself over hops."""
     texts: tuple[str, ...] = ()
     """NAME=FILE of evaluation texts for all tasks but the first; openwebtext, lambada, wikitext103 and ptb are cut and
     cleaned as is usual for them."""
@@ -137,7 +138,7 @@ class EvalConfig(_Axes):
 
     def sources(self) -> list[tuple[str, str]]:
         """The models by label."""
-        return labelled(self.models)
+        return parse_models(self.models)
 
 
 def named_text(word: str) -> tuple[str, Path]:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cdlm.eval.cells import EvalCell
+from cdlm.eval.cells import EvalCell, bounded_samplers
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import ResultRow
 from cdlm.sample.settings import Settings, describe_settings
@@ -27,7 +27,11 @@ def cell_cost(cell: EvalCell, config: EvalConfig) -> float:
     """Network evaluations that a cell takes, and a share of them for each judge: what the bar measures."""
     length = config.max_length or cell.model.max_length
     if cell.task == "likelihood":
-        return config.samples_per_cell * config.likelihood_samples
+        bounds = len(bounded_samplers(config, cell.model)[0])
+        return config.samples_per_cell * config.likelihood_samples * (1 + bounds)
+    if cell.task == "infilling":
+        assert cell.settings is not None
+        return config.samples_per_cell * 3 * min(cell.settings.steps or length, length)
     if cell.task == "consistency":
         return config.samples_per_cell * 8 + 16 * 64 * 3
     steps = cell.settings.steps if cell.settings else None
@@ -43,6 +47,13 @@ def summarize_row(row: ResultRow) -> str:
         kind = "NLL (exact)" if row["exact"] else "NELBO"
         text = f"{name}: {kind} {row['nelbo']:.4f} [{low:.4f}, {high:.4f}] nats a token"
         return f"{text}, perplexity {row['nelbo_ppl']:.2f}"
+    if row["task"] == "infilling":
+        parts = [
+            f"{part['mask_rate']:.0%} masked: tokens {part['token_match']:.1%}, spans {part['span_match']:.1%}, NFE "
+            f"{part['nfe']:.3g}"
+            for part in row["infilling"]
+        ]
+        return f"{', '.join([name, *_settings_in_words(row)])}: {'; '.join(parts)}"
     if row["task"] == "consistency":
         tv = "; ".join(f"({p['t']:g} to {p['s']:g}) {p['own_chain_tv']:.4f}" for p in row["pairs"] if p["s"])
         return f"{name}: TV from its own chain {tv}"
@@ -63,7 +74,8 @@ def results_table(rows: Sequence[ResultRow]) -> Table:
         task = row["task"] + (f" on {row['dataset']}" if "dataset" in row else "")
         num_samples = str(row["num_samples"])
         if "ppl" not in row:
-            table.add_row(row["model"], task, "", "", "", "", "", num_samples, summarize_row(row).partition(": ")[2])
+            words = ", ".join(_settings_in_words(row)) if "sampling" in row else ""
+            table.add_row(row["model"], task, words, "", "", "", "", num_samples, summarize_row(row).partition(": ")[2])
             continue
         low, high = row["ppl_interval"]
         more = [f"BLEU-2 {row['bleu2']:.1f}"] if "bleu2" in row else []
@@ -81,6 +93,32 @@ def results_table(rows: Sequence[ResultRow]) -> Table:
             ", ".join(more),
         )
     return table
+
+
+def sampler_bounds_table(rows: Sequence[ResultRow]) -> Table | None:
+    """The bounds of samplers of few steps, and by how much they exceed the NELBO of the model."""
+    bounds = [(row, bound) for row in rows for bound in row.get("few_step") or []]
+    if not bounds:
+        return None
+    table = Table("model", "texts", "sampler", "nats per token [95 %]", "MC error", "gap to the NELBO [95 %]")
+    for row, bound in bounds:
+        sampling = bound.get("sampling")
+        words = describe_settings(Settings(**sampling)) if sampling else [f"{bound['steps']} steps", bound["order"]]
+        table.add_row(row["model"], row["dataset"], ", ".join(words), *_bound_cells(bound))
+    return table
+
+
+def _bound_cells(bound: ResultRow) -> tuple[str, str, str]:
+    """A bound, its Monte Carlo error and its gap; older rows have neither of the last two."""
+    if bound["nelbo"] is None:
+        return "infinite", "", ""
+    error, gap = bound.get("monte_carlo_error"), bound.get("gap")
+    low, high = bound["interval"]
+    value = f"{bound['nelbo']:.3f} [{low:.3f}, {high:.3f}]"
+    if gap is None:
+        return value, "", ""
+    low, high = bound["gap_interval"]
+    return value, "" if error is None else f"{error:.3f}", f"{gap:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _settings_in_words(row: ResultRow) -> list[str]:

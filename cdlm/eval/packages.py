@@ -55,7 +55,7 @@ PACKAGES = {
 }
 
 
-def folder_of(name: str) -> Path:
+def package_directory(name: str) -> Path:
     """The unpacked judge, as a folder that `transformers` opens; made on first use, which takes a minute."""
     package, final = PACKAGES[name], cache() / "judges" / name
     if _is_ready(final, package):

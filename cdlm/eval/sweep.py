@@ -10,14 +10,24 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from cdlm.devices import few_threads
-from cdlm.eval.cells import EvalCell, few_step_samplers, make_cells
+from cdlm.eval.cells import EvalCell, bounded_samplers, make_cells
 from cdlm.eval.config import PAPER_SAMPLES, ROBUST_SAMPLES, EvalConfig
-from cdlm.eval.console import JUDGE_COST, cell_cost, format_duration, progress_bar, results_table, summarize_row
+from cdlm.eval.console import (
+    JUDGE_COST,
+    cell_cost,
+    format_duration,
+    progress_bar,
+    results_table,
+    sampler_bounds_table,
+    summarize_row,
+)
 from cdlm.eval.datasets import Dataset
 from cdlm.eval.measure import (
+    infilling_templates,
     judge_fields,
     likelihood_samples,
     measure_consistency,
+    measure_infilling,
     measure_likelihood,
     provenance,
     score_samples,
@@ -89,6 +99,9 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultR
         console.print(message, highlight=False, markup=False)
     if rows:
         console.print(results_table(rows))
+        bounds = sampler_bounds_table(rows)
+        if bounds is not None:
+            console.print(bounds)
         console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
     return rows
 
@@ -112,9 +125,11 @@ def _check(cell: EvalCell, config: EvalConfig) -> None:
         dataset.blocks(model.tokenizer, length, model.bos_framed, config.samples_per_cell, config.seed)
     if cell.settings is None:
         return
-    if dataset is not None and config.samples_per_cell < 2:
+    if cell.is_judged and dataset is not None and config.samples_per_cell < 2:
         raise ValueError("--num-samples must be at least 2 for MAUVE, which compares two sets (got 1).")
-    if cell.task == "unconditional":
+    if cell.task == "infilling":
+        model.check(infilling_templates([[0] * length]), cell.settings)
+    elif cell.task == "unconditional":
         model.check(model.continuations([""], 1, length), cell.settings)
     else:
         model.check(model.perturbations([[0] * length], clamp=_is_clamped(cell, config)), cell.settings)
@@ -155,7 +170,7 @@ def _progress_callbacks(
     progress: Progress, task: TaskID, cell: EvalCell, config: EvalConfig
 ) -> tuple[Callable[[State, int], None], Callable[[int], None]]:
     """Callbacks that advance the bar after a step of a batch, and after the scoring of some samples."""
-    judges = sum(name != "none" for name in config.judge) if cell.settings is not None else 0
+    judges = sum(name != "none" for name in config.judge) if cell.is_judged else 0
     judging = JUDGE_COST * judges / (1 + JUDGE_COST * judges)
     per_sample = cell_cost(cell, config) / config.samples_per_cell
 
@@ -179,9 +194,10 @@ def _measure(
     on_score: Callable[[int], None],
 ) -> Iterator[ResultRow]:
     """The rows of one cell that are not finished."""
-    if cell.settings is None:
+    if not cell.is_judged:
         fields = _unjudged_fields(cell, config)
-        measure = measure_likelihood if cell.task == "likelihood" else measure_consistency
+        measures = {"likelihood": measure_likelihood, "infilling": measure_infilling}
+        measure = measures.get(cell.task, measure_consistency)
         yield {**fields, **measure(cell, config), "key": row_key(fields), **provenance(config)}
         return
     samples = _samples(cell, config, files, on_state)
@@ -192,7 +208,7 @@ def _measure(
 
 def _row_keys(cell: EvalCell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or a single one for a task without judges."""
-    if cell.settings is None:
+    if not cell.is_judged:
         return [row_key(_unjudged_fields(cell, config))]
     return [row_key({**samples_header(cell, config), **judge_fields(judge, config)}) for judge in judges]
 
@@ -232,7 +248,10 @@ def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
     fields = _model_fields(cell, config)
     if cell.task == "likelihood":
         fields["likelihood_samples"] = likelihood_samples(cell, config)
-        fields["few_step"] = [{"steps": steps, "order": order} for steps, order in few_step_samplers(cell, config)]
+        samplers, _ = bounded_samplers(config, cell.model)
+        fields["few_step"] = [{"sampling": dataclasses.asdict(settings)} for settings in samplers]
+    if cell.settings is not None:
+        fields["sampling"] = dataclasses.asdict(cell.settings)
     return fields
 
 

@@ -111,7 +111,7 @@ def load_denoiser(
     Nothing is unpickled. A `config` that `read_model_config` has already read is not read again. Weights of a network
     of your own need that `network`, and are copied into it.
     """
-    folder = newest(Path(folder))
+    folder = resolve_checkpoint(Path(folder))
     config = read_model_config(folder) if config is None else config
     _check_custom(folder, config, network)
     _check_digests(folder)
@@ -240,8 +240,8 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def newest(folder: Path) -> Path:
-    """The model folder meant: itself, or the newest checkpoint of a run, by its number and not by its clock."""
+def resolve_checkpoint(folder: Path) -> Path:
+    """The directory itself if it holds a model, else the newest checkpoint of a run, by its number and not its date."""
     if (folder / "config.json").exists():
         return folder
     names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*"))
@@ -271,7 +271,7 @@ def _check_digests(folder: Path) -> None:
 
 def read_model_config(folder: str | Path) -> dict[str, Any]:
     """The config.json of a model directory; ours under the present names, whichever version wrote it."""
-    folder = newest(Path(folder))
+    folder = resolve_checkpoint(Path(folder))
     path = folder / "config.json"
     if not path.is_file():
         if folder.suffix in _PICKLES:

@@ -98,7 +98,7 @@ def make_draw(
     and before the temperature. For the penalties, tokens at `prompt` positions were not sampled (by default those that
     x shows already, and of an autoregressive model the first), and tokens in `special` do not count."""
     unconditional = None
-    if settings.guidance and process is not None:
+    if (settings.guidance or settings.guidance_end) and process is not None:
         unconditional = unconditional_log_probs(predict, process, x)
     if prompt is None:
         first = torch.arange(x.shape[1], device=x.device) < 1

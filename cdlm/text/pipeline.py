@@ -25,16 +25,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cdlm import zoo
-from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
+from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of, write_for_transformers
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.hub import check_free, folder_of, write_folder
+from cdlm.hub import check_free, model_directory, write_model_directory
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
-from cdlm.sample.generation_config import read_generation_config, text_config, write_generation_config
+from cdlm.sample.generation_config import (
+    read_generation_config,
+    text_config,
+    transformers_fields,
+    write_generation_config,
+)
 from cdlm.sample.logits import LogitsProcessor
 from cdlm.sample.settings import Settings, SettingValues, resolve
 from cdlm.text.completion import batches, check_templates, complete_batch
@@ -312,10 +317,15 @@ class Pipeline:
             "eos_padded": self.eos_padded,
         }
         about = {"text": text, "training": self.training}
-        out = write_folder(self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size)
-        write_generation_config(out, self.generation_config)
+        out = write_model_directory(
+            self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size
+        )
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the directory
+        write_for_transformers(self.tokenizer, out, self.mask_token_id, self.max_length)
+        unused = range(self.tokenizer.vocab_size, self.denoiser.vocab)
+        others = transformers_fields(self.directory, self.tokenizer.eos, self.tokenizer.bos, unused)
+        write_generation_config(out, self.generation_config, others)
         return out
 
     def resolve(self, settings: Mapping[str, Any]) -> Settings:
@@ -543,7 +553,7 @@ def load(
     directory says or its layout implies.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
-    directory = pretrained.newest(folder_of(source, trust_remote_code))
+    directory = pretrained.resolve_checkpoint(model_directory(source, trust_remote_code))
     chosen = pick_device(device)
     config = pretrained.read_model_config(directory)
     denoiser = pretrained.load_denoiser(directory, chosen, config, network, trust_remote_code)
@@ -563,7 +573,7 @@ def load(
         )
     if compile:
         accelerate(denoiser)
-    name = str(source) if directory != pretrained.newest(Path(source)) else directory.name
+    name = str(source) if directory != pretrained.resolve_checkpoint(Path(source)) else directory.name
     if (directory / "state.json").is_file():
         name = f"{directory.parent.name}/{directory.name}"
     given = {} if bos_framed is None else {"bos_framed": bos_framed}

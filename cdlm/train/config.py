@@ -43,7 +43,7 @@ class TrainConfig:
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
     split), or mixed:M, a mixture of the mask, with probability M, and uniform tokens."""
     noise_schedule: str = "log-linear"
-    """Noise schedule alpha(t)."""
+    """Noise schedule alpha(t): log-linear, cosine, or one of your own (docs/extend.md)."""
     steps: int = PAPER_STEPS
     """Optimizer steps; every schedule is a function of step / steps."""
     batch_size: int = 2048

@@ -22,7 +22,7 @@ from cdlm.data.tokenizer import Tokenizer
 from cdlm.data.tokens import Meta, open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, write_whole
-from cdlm.hub import folder_of
+from cdlm.hub import model_directory
 from cdlm.methods import METHODS, Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
@@ -37,8 +37,8 @@ from cdlm.model.pretrained import (
     masked_lm_network,
     migrate_model_config,
     model_config,
-    newest,
     read_model_config,
+    resolve_checkpoint,
 )
 from cdlm.objective import Objective
 from cdlm.sample.generation_config import read_generation_config
@@ -125,10 +125,10 @@ def _masked_lm(config: TrainConfig, resume: Resume) -> nn.Module | None:
 def _start(config: TrainConfig) -> Path:
     """The directory that --init-from names: one here, or a copy of a repository of the model hub."""
     assert config.init_from is not None
-    path = zoo.found(config.init_from)
+    path = zoo.locate(config.init_from)
     if path.exists() or path.parts[:1] == ("runs",) or len(path.parts) != 2 or path.parent.is_dir():
         return path
-    return folder_of(config.init_from, config.trust_remote_code)
+    return model_directory(config.init_from, config.trust_remote_code)
 
 
 def _check_masked_lm(config: TrainConfig, network: nn.Module, about: dict[str, Any]) -> None:
@@ -341,7 +341,7 @@ def build(
     torch.manual_seed(config.seed)
     network = Denoiser(config.network if custom is None else custom, process, vocab)
     if config.init_from is not None and last is None and about is None:
-        start = zoo.found(config.init_from)
+        start = zoo.locate(config.init_from)
         if not start.exists():
             raise ValueError(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
@@ -486,7 +486,7 @@ def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
     """The settings that the model this run starts from is best used with, which hold for the run as well."""
     if config.init_from is None:
         return {}
-    directory = newest(_start(config))
+    directory = resolve_checkpoint(_start(config))
     return read_generation_config(directory, read_model_config(directory))
 
 

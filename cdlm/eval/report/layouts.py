@@ -22,6 +22,7 @@ from cdlm.eval.report.rows import (
 from cdlm.eval.report.tables import ReportTable, TableCell, TableRow, rank_column
 from cdlm.eval.results import ResultRow
 from cdlm.methods import METHODS
+from cdlm.sample.settings import Settings, describe_settings
 
 BASE, DISTILLED = "Base models (trained from scratch)", "Distilled models"
 
@@ -253,7 +254,7 @@ def likelihood_table(rows: Sequence[ResultRow]) -> ReportTable | None:
 def few_step_table(rows: Sequence[ResultRow]) -> ReportTable | None:
     """Perplexity by the NELBO of the sampler itself: what drawing many tokens at once costs."""
     value = {
-        (row["model"], row["dataset"], one["order"], one["steps"]): one
+        (row["model"], row["dataset"], _without_steps(one), one["steps"] or math.inf): one
         for row in rows
         for one in row.get("few_step") or []
     }
@@ -261,18 +262,64 @@ def few_step_table(rows: Sequence[ResultRow]) -> ReportTable | None:
         return None
     columns = sorted({key[3] for key in value})
     lines = []
-    for model, text, order in dict.fromkeys(key[:3] for key in value):
-        cells = [value.get((model, text, order, steps)) for steps in columns]
-        entries = [TableCell("" if one is None else f"{math.exp(one['nelbo']):.1f}") for one in cells]
-        name = model if order == "random" else f"{model} ({order})"
+    for model, text, sampler in dict.fromkeys(key[:3] for key in value):
+        cells = [value.get((model, text, sampler, steps)) for steps in columns]
+        entries = [TableCell("" if one is None else _bound_perplexity(one)) for one in cells]
+        name = f"{model} ({sampler})" if sampler else model
         lines.append(TableRow(f"{name}, {text}", tuple(entries)))
     caption = (
         "Perplexity per model token from the NELBO of a sampler with so many steps: each step draws its tokens "
         "independently of each other, so that few steps cost likelihood, whatever a judge says of the texts. It tends "
         "to the NELBO of the model."
     )
-    heads = ((("Model", 1), *((f"{steps} steps", 1) for steps in columns)),)
+    heads = ((("Model", 1), *(("any steps" if steps == math.inf else f"{steps} steps", 1) for steps in columns)),)
     return ReportTable("few-step", "Likelihood in few steps", caption, heads, tuple(lines))
+
+
+def _without_steps(bound: ResultRow) -> str:
+    """The sampler of a bound in words, but for its steps; nothing for the ancestral one."""
+    if "sampling" not in bound:
+        return "" if bound["order"] == "random" else str(bound["order"])
+    settings = dataclasses.replace(Settings(**bound["sampling"]), steps=None)
+    words = [word for word in describe_settings(settings) if word != "fp64"]
+    return ", ".join(word.removeprefix("order ") for word in words)
+
+
+def _bound_perplexity(bound: ResultRow) -> str:
+    return "infinite" if bound["nelbo"] is None else f"{math.exp(bound['nelbo']):.1f}"
+
+
+def infilling_table(rows: Sequence[ResultRow]) -> ReportTable | None:
+    """Tokens and spans of held-out texts that a sampler recovers, beside its NFE."""
+    found = [row for row in rows if row["task"] == "infilling"]
+    if not found:
+        return None
+    rates = [part["mask_rate"] for part in found[0]["infilling"]]
+    lines = []
+    for row in found:
+        entries = [
+            TableCell(text)
+            for part in row["infilling"]
+            for text in (
+                f"{part['nfe']:.3g}",
+                *(
+                    f"{100 * part[name]:.1f} [{100 * part[f'{name}_interval'][0]:.1f}, "
+                    f"{100 * part[f'{name}_interval'][1]:.1f}]"
+                    for name in ("token_match", "span_match")
+                ),
+            )
+        ]
+        words = [word for word in describe_settings(Settings(**row["sampling"])) if word != "fp64"]
+        lines.append(TableRow(", ".join([row["model"], row["dataset"], *words]), tuple(entries)))
+    heads = (
+        (("Model, texts, sampler", 1), *((f"{rate:.0%} masked", 3) for rate in rates)),
+        (("", 1), *((text, 1) for _ in rates for text in ("NFE", "tokens (%)", "spans (%)"))),
+    )
+    caption = (
+        f"Masked tokens, and whole runs of them, of {found[0]['num_samples']} texts of {found[0]['max_length']} tokens "
+        "that are recovered exactly, with 95 % intervals over texts."
+    )
+    return ReportTable("infilling", "Infilling accuracy", caption, heads, tuple(lines))
 
 
 def consistency_table(rows: Sequence[ResultRow]) -> ReportTable | None:

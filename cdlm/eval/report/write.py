@@ -27,6 +27,7 @@ from cdlm.eval.report.layouts import (
     conditional_tables,
     consistency_table,
     few_step_table,
+    infilling_table,
     likelihood_table,
     unconditional_tables,
 )
@@ -84,7 +85,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         if baseline is not None:
             page += _frontier_page(section, found, baseline, config, data)
     page += ["## Without a judge", ""] if rest else []
-    for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
+    for other in (likelihood_table(rest), few_step_table(rest), infilling_table(rest), consistency_table(rest)):
         page += _write_table(other, config.out) if other else []
     page += _figure_lines(
         figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge"
