@@ -44,10 +44,10 @@ class ModelNotFoundError(ValueError):
         self.source = Path(source)
 
 
-def model_directory(source: str | Path) -> Path:
+def model_directory(source: str | Path, code: bool = False) -> Path:
     """The directory of a model: a local one, a bundled model, or a download of a repository of the model hub.
 
-    The hub is not asked for what is meant as a path.
+    The hub is not asked for what is meant as a path. Python files are downloaded if the `code` is trusted.
     """
     path = zoo.locate(Path(source).expanduser())
     if path.exists():
@@ -62,7 +62,7 @@ def model_directory(source: str | Path) -> Path:
             f"there is no directory {source}; to fetch it from the model hub: pip install huggingface-hub"
         ) from None
     try:
-        return Path(snapshot_download(str(source), allow_patterns=NEEDED))
+        return Path(snapshot_download(str(source), allow_patterns=[*NEEDED, "*.py"] if code else NEEDED))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
             f"there is no directory {source}, and the model hub did not give it either: {reason(error)}"
@@ -124,8 +124,7 @@ def write_model_directory(
             f"only a network of cdlm can be exported (got {denoiser.custom_network}); share its checkpoint instead, "
             "which cdlm.load opens with the same network"
         )
-    if (out / "config.json").exists():
-        raise ValueError(f"{out} holds a model already; name another directory, or remove it first")
+    check_free(out)
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
     kind = "CausalLM" if denoiser.process is None else "MaskedLM"
@@ -141,6 +140,12 @@ def write_model_directory(
             (out / file).write_bytes((tokenizer_folder / file).read_bytes())
     write_card(out, out.name, denoiser.count(), rows)
     return out
+
+
+def check_free(out: Path) -> None:
+    """Refuse to write over a model."""
+    if (out / "config.json").exists():
+        raise ValueError(f"{out} holds a model already; name another directory, or remove it first")
 
 
 def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -37,6 +37,7 @@ ORDER = {
         "studio",
         "hub",
         "transformers",
+        "backbones",
         "diffusers",
     ),
     "Understand": (

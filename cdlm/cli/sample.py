@@ -90,6 +90,8 @@ class SampleConfig(_Options):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for a model directory that has none."""
+    trust_remote_code: bool = False
+    """Run the code that a model of transformers comes with, such as LLaDA."""
     bos_framed: bool | None = None
     """Whether the model was trained on blocks that begin with BOS: then given texts begin with it, too. [what its
     directory says, or its layout implies]"""
@@ -146,7 +148,13 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     if (config.clamp or config.noise_level is not None) and all(source.kind != "rewrite" for source in sources):
         raise ValueError(f"--noise-level and --clamp only apply to --rewrite, and {config.input} has no such line.")
     model = load(
-        config.model, config.device, config.dtype, config.compile, config.tokenizer, bos_framed=config.bos_framed
+        config.model,
+        config.device,
+        config.dtype,
+        config.compile,
+        config.tokenizer,
+        bos_framed=config.bos_framed,
+        trust_remote_code=config.trust_remote_code,
     )
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]

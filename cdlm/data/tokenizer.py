@@ -39,6 +39,17 @@ class Tokenizer:
     bos: int
     """Starts a block; the same as `eos` where the vocabulary has no token of its own for it."""
 
+    @property
+    def in_context(self) -> bool:
+        """Whether the text of a token depends on the tokens before it: a WordPiece begins a word, or continues one."""
+        return self.model is not None and type(self.model.decoder).__name__ == "WordPiece"
+
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for words that the vocabulary cannot spell."""
+        name = None if self.model is None else getattr(self.model.model, "unk_token", None)
+        return None if self.model is None or name is None else self.model.token_to_id(name)
+
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
         """Open `bytes`, a tokenizer.json, a directory that holds one, one with GPT-2's vocab.json and merges.txt, or
@@ -256,8 +267,15 @@ def _wrapped(kind: Kind, model: "tokenizers.Tokenizer", path: Path) -> Tokenizer
     model.no_truncation()  # a tokenizer.json may ask for either, and would silently shorten documents
     model.no_padding()
     special = {token.content: i for i, token in model.get_added_tokens_decoder().items()}
+    frame = model.encode("").ids  # what a post-processor puts around a text, such as [CLS] and [SEP]
+    if len(frame) == 2:
+        return Tokenizer(kind, model, _size(model), eos=frame[1], bos=frame[0])
     eos = next((special[name] for name in _ENDS if name in special), None)
     if eos is None:
         raise ValueError(f"{path} has no token that ends a text; add one of {', '.join(_ENDS)} to its added_tokens")
     bos = next((special[name] for name in _STARTS if name in special), eos)
-    return Tokenizer(kind, model, max(model.get_vocab(with_added_tokens=True).values()) + 1, eos, bos)
+    return Tokenizer(kind, model, _size(model), eos, bos)
+
+
+def _size(model: "tokenizers.Tokenizer") -> int:
+    return max(model.get_vocab(with_added_tokens=True).values()) + 1

@@ -98,6 +98,8 @@ class EvalConfig(_SweepOptions):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for model directories that have none."""
+    trust_remote_code: bool = False
+    """Run the code that a model of transformers comes with, such as LLaDA."""
     bos_framed: bool | None = None
     """Whether the models were trained on blocks between BOS and EOS: evaluation texts are cut likewise. [what each
     directory says, or its layout implies]"""

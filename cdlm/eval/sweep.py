@@ -53,7 +53,15 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultR
     """Measure every cell of the sweep that is not finished yet; returns the rows of all its cells."""
     console = console or Console()
     models = {
-        label: load(source, config.device, config.dtype, config.compile, config.tokenizer, bos_framed=config.bos_framed)
+        label: load(
+            source,
+            config.device,
+            config.dtype,
+            config.compile,
+            config.tokenizer,
+            bos_framed=config.bos_framed,
+            trust_remote_code=config.trust_remote_code,
+        )
         for label, source in config.sources()
     }
     cells, skipped = make_cells(config, models)

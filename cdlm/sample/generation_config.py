@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cdlm.files import read_object, rename_keys
-from cdlm.model.pretrained import LayoutError, peer_text_config
+from cdlm.model.pretrained import LayoutError, is_masked_lm, peer_text_config
 from cdlm.sample.settings import SPECS, check_value
 
 FILE = "generation_config.json"
@@ -31,6 +31,8 @@ def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[s
     Version 0.1 had it in config.json, as a list of settings under "sampling".
     """
     path = directory / FILE
+    if is_masked_lm(config) and config.get("format") != "cdlm":
+        return {}  # its fields are those of transformers
     if not path.is_file():
         old = config.get("sampling") or [] if config.get("format") == "cdlm" else []
         try:

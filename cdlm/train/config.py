@@ -35,8 +35,10 @@ class TrainConfig:
     out: Path = Path("runs/run")
     """Run directory: checkpoints, metrics, samples."""
     init_from: Path | None = None
-    """Model directory, run or bundled model (see `cdlm zoo`) to start from; required by methods that distil a model.
-    Weights are random otherwise."""
+    """Model directory, run, bundled model (see `cdlm zoo`), or a masked language model of transformers (a directory or
+    hub id), to start from; required by methods that distil a model. Weights are random otherwise."""
+    trust_remote_code: bool = False
+    """Run the code that the model of --init-from comes with."""
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     prior: str = "auto"
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
@@ -258,6 +260,6 @@ RENAMED = {
     "keep": "keep_checkpoints",
 }
 """Settings of earlier versions and their present names."""
-_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto"}
+_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto", "trust_remote_code": False}
 _ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False}
 """Settings that were added later, with the values that reproduce the versions without them."""
