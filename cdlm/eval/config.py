@@ -114,16 +114,16 @@ class EvalConfig(_SweepOptions):
                 f"--protocol paper has {PAPER_SAMPLES} samples; use --protocol robust for other numbers "
                 f"(got --num-samples {self.num_samples})."
             )
+        if self.protocol == "distributional":
+            self._check_distributional()
+        elif self.corpus is not None:
+            raise ValueError("--corpus is for --protocol distributional; leave it out, or add that.")
         self._check_axes()
         for task in self.tasks:
             if task not in get_args(Task):
                 raise ValueError(f"--tasks must be among {', '.join(get_args(Task))} (got {task!r}).")
             if task != "unconditional" and self.models and not self.texts:
                 raise ValueError(f"the task {task} needs texts; add --texts NAME=FILE, such as ptb=ptb_test.txt.")
-        if self.protocol == "distributional":
-            self._check_distributional()
-        elif self.corpus is not None:
-            raise ValueError("--corpus is for --protocol distributional; leave it out, or add that.")
         if "none" in self.judge and (len(self.judge) > 1 or not self.sources()):
             raise ValueError("--judge none only generates samples; name models, and no other judge.")
         if self.needs_judge and not self.judge and self.protocol != "distributional":
