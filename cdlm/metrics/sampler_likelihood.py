@@ -147,18 +147,21 @@ def _evaluated_steps(
     """Which steps of which sequences are evaluated, and how many steps of its sequence each of them stands for.
 
     `step` is -1 where nothing is drawn; steps in which nothing is drawn are left out. If a sequence has more than
-    `most` steps, a systematic sample is taken of them.
+    `most` steps, a systematic sample is taken of them, in proportion to the positions that they draw.
     """
     width = int(step.max()) + 2
-    pairs = (torch.arange(len(step))[:, None] * width + step)[step >= 0].unique()
+    pairs, drawn = (torch.arange(len(step))[:, None] * width + step)[step >= 0].unique(return_counts=True)
     sequence, number = pairs // width, pairs % width
-    count = torch.bincount(sequence, minlength=len(step))
-    rank = torch.arange(len(pairs)) - (count.cumsum(0) - count)[sequence]
-    most = step.shape[1] if most is None else most
-    share = (count.clamp(max=most) / count).double()[sequence]
+    if most is None:
+        return sequence, number, torch.ones(len(pairs), dtype=torch.float64)
+    total = (step >= 0).sum(-1).double()
+    through = drawn.cumsum(0) - (total.cumsum(0) - total)[sequence]
+    begin, end = ((count * most) / total[sequence] for count in (through - drawn, through))
     offset = rng("steps").uniform(1)[:, 0][sequence]
-    kept = ((rank + 1) * share + offset).floor() > (rank * share + offset).floor()
-    return sequence[kept], number[kept], 1 / share[kept]
+    weight = ((end + offset).floor() - (begin + offset).floor()) / (end - begin)
+    weight[torch.bincount(sequence)[sequence] <= most] = 1
+    kept = weight > 0
+    return sequence[kept], number[kept], weight[kept]
 
 
 def _step_nats(

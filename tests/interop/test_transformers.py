@@ -349,6 +349,15 @@ def test_settings_are_resolved_as_in_the_package(given: dict[str, Any], presets:
     assert preset_for(given, config) == {} or found["order"] == "dilated"
 
 
+def test_a_generation_config_that_is_given_counts_as_arguments() -> None:
+    """What it leaves open comes from the model, special tokens among it."""
+    given = transformers.GenerationConfig(max_denoising_steps=3, temperature=0.5, do_sample=True)
+    own = transformers.GenerationConfig(**CONFIG, step_presets=PRESETS, eos_token_id=1, do_sample=True)
+    found = modeling_cdlm.read_settings(own, {"temperature": 0.7}, given)
+    assert (found["max_denoising_steps"], found["temperature"]) == (3, 0.7)
+    assert (found["order"], found["guidance"], found["eos_token_id"]) == ("dilated", 0.5, 1)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "match"),
     [
@@ -363,6 +372,8 @@ def test_settings_are_resolved_as_in_the_package(given: dict[str, Any], presets:
         ({"t_max": 1.0}, ValueError, "t_max and t_min belong together"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "not both"),
         ({"inputs": torch.tensor([0])}, ValueError, "shape"),
+        ({"inputs": "some text"}, ValueError, "tensor of token ids"),
+        ({"generation_config": transformers.GenerationConfig(num_beams=4)}, ValueError, "num_beams is not supported"),
         ({"inputs": torch.tensor([[9]])}, ValueError, r"lie in \[0, 4\)"),
         ({"inputs": torch.tensor([[0]]), "input_ids": torch.tensor([[0]])}, ValueError, "not both"),
         ({"inputs": torch.zeros(1, 5, dtype=torch.long)}, ValueError, "leaves no room"),

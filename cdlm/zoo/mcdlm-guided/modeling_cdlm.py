@@ -317,7 +317,7 @@ class CDLMGenerationMixin:
         on either side, with an `attention_mask`. The BOS token before a text, and EOS padding behind an infilled one,
         are put there for models that were trained with them, and are not part of the result.
 
-        Keyword arguments override the fields of `generation_config`, by default that of the model:
+        Keyword arguments override the fields of `generation_config`, and these the generation config of the model:
 
         - `max_new_tokens`, or `max_length` with the prompt; by default up to the length that the model was trained on
         - `max_denoising_steps`: steps in which no token is drawn need no evaluation of the network. With a number of
@@ -339,7 +339,7 @@ class CDLMGenerationMixin:
         if generator is not None and seed is not None:
             raise ValueError("give a generator or a seed, not both")
         inputs = input_ids if inputs is None else inputs
-        settings = read_settings(generation_config or self.generation_config, kwargs)
+        settings = read_settings(self.generation_config, kwargs, generation_config)
         generator = torch.Generator().manual_seed(seed) if seed is not None else generator
         x, canvas, shown = self._first_canvas(inputs, attention_mask, settings)
         x = torch.where(canvas.free, self._prior_tokens(_uniform(x.shape, generator)), x)
@@ -370,8 +370,9 @@ class CDLMGenerationMixin:
         """The tokens, what goes with them, and which columns are returned."""
         vocab, about = self.config.vocab_size, getattr(self.config, "text", None) or {}
         x = torch.empty(1, 0, dtype=torch.long) if inputs is None else inputs
-        if x.dim() != 2:
-            raise ValueError(f"the inputs must be token ids of shape [batch, length] (got {tuple(x.shape)})")
+        if not isinstance(x, Tensor) or x.dim() != 2:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"the inputs must be a tensor of token ids of shape [batch, length] (got {got})")
         real = torch.ones_like(x, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         if real.shape != x.shape:
             raise ValueError(f"attention_mask has the shape {tuple(real.shape)}, and the inputs {tuple(x.shape)}")
@@ -382,8 +383,8 @@ class CDLMGenerationMixin:
         eos, bos = (_ids(settings[name], x.device) for name in ("eos_token_id", "bos_token_id"))
         offset = 0
         if about.get("bos_framed") and len(bos):
-            first = x.gather(1, real.int().argmax(-1, keepdim=True)) if x.shape[1] else x
-            lacks_bos = (real & ~free).any(-1, keepdim=True) & (first != bos[0]).any(-1, keepdim=True)
+            begins_with = x.gather(1, real.int().argmax(-1, keepdim=True)) if x.shape[1] else x
+            lacks_bos = (real & ~free).any(-1, keepdim=True) & (begins_with != bos[0]).any(-1, keepdim=True)
             if bool(lacks_bos.any()):
                 offset, x = 1, F.pad(x, (1, 0), value=int(bos[0]))
                 real, free = torch.cat([lacks_bos, real], 1), F.pad(free, (1, 0), value=False)
@@ -556,16 +557,22 @@ class CDLMGenerationMixin:
         return x, (canvas.free & ~(after & open_end)).sum(-1)
 
 
-def read_settings(config: GenerationConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """The complete settings of a call: what is given, else the generation config, else `DEFAULTS`.
+def read_settings(
+    config: GenerationConfig, given: dict[str, Any], given_config: GenerationConfig | None = None
+) -> dict[str, Any]:
+    """The complete settings of a call: what is given, else the generation config of the model, else `DEFAULTS`.
 
-    What the configuration was not chosen for it does not say: with a number of steps, the closest of its `step_presets`
-    replaces its sampler, and with another order, the defaults do.
+    What that configuration was not chosen for it does not say: with a number of steps, the closest of its
+    `step_presets` replaces its sampler, and with another order, the defaults do.
     """
     given = {name: value for name, value in given.items() if value is not None}
     unknown = [name for name in given if name not in DEFAULTS]
     if unknown:
         raise TypeError(f"generate() does not take {', '.join(unknown)}; choose from {', '.join(DEFAULTS)}")
+    if given_config is not None:
+        fields = _renamed(given_config.to_dict())
+        _check_supported(fields)
+        given = {name: value for name, value in fields.items() if name in DEFAULTS} | given
     own = _renamed(config.to_dict())
     presets = own.pop("step_presets", None)
     if presets and "max_denoising_steps" in given:
