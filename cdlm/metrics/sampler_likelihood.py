@@ -110,7 +110,7 @@ def sampler_nats(
     """
     check_has_likelihood(settings, process)
     process.check_ids(x0)
-    is_mask = torch.ones_like(x0, dtype=torch.bool) if given is None else ~given.to(x0.device)
+    is_mask = ~process.is_special(x0) if given is None else ~(given.to(x0.device) | process.is_special(x0))
     unconditional = None
     if settings.guidance or settings.guidance_end:
         unconditional = unconditional_log_probs(predict, process, x0)

@@ -196,6 +196,7 @@ def test_the_commands_take_it(place: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "results" / "results.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     assert all(0 < row["nelbo"] < 20 for row in rows)
+    assert all(0 < row["few_step"][0]["nelbo"] < 20 for row in rows)  # [SEP] inside a block is given, too
 
 
 REFUSED = {
