@@ -31,7 +31,7 @@ from cdlm.eval.sweep import evaluate
 
 OUT = Path("studies/results/bundled")
 MODELS = ("mdlm", "mcdlm-guided")
-STEPS = (8, 16, 32)
+STEPS, REPORT_STEPS = (8, 16, 32), (8, 32)
 SCREEN_SEED, REPORT_SEED = 1, 2
 SCREEN_SAMPLES, REPORT_SAMPLES = 32, 128
 TEMPERATURE = (1.0, 0.9, 0.8, 0.7)
@@ -146,7 +146,7 @@ def report(
 ) -> None:
     """The decisive cells with more samples of another seed, which nothing was chosen by."""
     choice = json.loads((out / "choice.json").read_text())
-    for name, number in itertools.product(models, steps):
+    for name, number in itertools.product(models, REPORT_STEPS):
         for cell in decisive(choice[Path(name).name][str(number)], PREVIOUS[Path(name).name][number]):
             sweep = {"steps": (number,), **{axis: (value,) for axis, value in cell.items()}}
             _evaluate(name, out / "report", device, sweep, REPORT_SEED, REPORT_SAMPLES, judges, "distributional")

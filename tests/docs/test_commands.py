@@ -48,6 +48,8 @@ SHORTER = [
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),
+    ("eval --protocol distributional", "--judge none --num-samples 8 --steps 2 --order random --max-length 64"),
+    ("eval --protocol distributional", "--temperature 1 --log-frequency-penalty 0"),
     ("eval *--likelihood-samples *", "--likelihood-samples 2"),
 ]
 """Commands, without their first word, and what is added at their end; of a flag given twice the last one counts."""

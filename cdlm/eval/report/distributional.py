@@ -76,7 +76,10 @@ def row_label(row: ResultRow) -> str:
 
 def entry_of(row: ResultRow) -> Entry:
     """A row for flags and claims."""
-    return Entry(row_label(row), {name: Score(each["z"], each["error"]) for name, each in row["columns"].items()})
+    return Entry(
+        row["model"] if row["sampling"] is None else row_label(row),
+        {name: Score(each["z"], each["error"]) for name, each in row["columns"].items()},
+    )
 
 
 def flags_of(comparison: Comparison) -> dict[str, list[str]]:

@@ -37,10 +37,14 @@ def plot_shaping(comparison: Comparison, path: Path) -> Path | None:
     samplers = list(dict.fromkeys(_sampler(row) for row in models))
     for axis, entropy in zip(axes[:, 0], ("h1", "h2"), strict=True):
         _plot_models(axis, models, entropy, names, samplers)
+        rightmost = max(_place(row, entropy).x for row in models) - 0.1
         for row in comparison.of_kind("naive"):
             place = _place(row, entropy)
             axis.plot(place.x, place.y, "x", color=GRAY, markersize=7)
-            axis.annotate(f" {row['model']}", (place.x, place.y), color=GRAY, fontsize=9, va="center")
+            on_right = place.x > rightmost
+            name = f"{row['model']}  " if on_right else f"  {row['model']}"
+            side = "right" if on_right else "left"
+            axis.annotate(name, (place.x, place.y), color=GRAY, fontsize=9, va="center", ha=side)
         for row in comparison.of_kind("human"):
             place = _place(row, entropy)
             axis.axhline(place.y, color="black", linewidth=0.6, linestyle=":")
@@ -55,7 +59,7 @@ def plot_shaping(comparison: Comparison, path: Path) -> Path | None:
         axis.set_ylabel(f"perplexity ({comparison.judge})", fontsize=11)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=1, fontsize=9)
-    figure.suptitle("Closer to the star is better", fontsize=12)
+    figure.suptitle("Closer to the star is better.\nLines join temperatures; open marks: with a penalty.", fontsize=11)
     return _save(figure, path)
 
 
