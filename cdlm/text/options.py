@@ -12,14 +12,21 @@ from cdlm.sample.settings import SPECS, TYPES, choices
 
 def setting_options(name: str = "SettingOptions") -> type:
     """A dataclass with one option for each setting, None unless given."""
-    fields = [(setting, _option(setting, several=False), None) for setting in SPECS]
+    fields = [(setting, _option(setting, several=False, generation_config=True), None) for setting in SPECS]
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 
-def setting_axes(defaults: dict[str, tuple[Any, ...]], name: str = "SettingAxes") -> type:
-    """A dataclass with one option for each setting that takes several values, to sweep over."""
+def setting_axes(
+    defaults: dict[str, tuple[Any, ...]], name: str = "SettingAxes", generation_config: bool = False
+) -> type:
+    """A dataclass with one option for each setting that takes several values, to sweep over; with `generation_config`,
+    a setting without any comes from that of the model."""
     fields = [
-        (setting, _option(setting, several=True, default=defaults.get(setting)), defaults.get(setting, ()))
+        (
+            setting,
+            _option(setting, several=True, default=defaults.get(setting), generation_config=generation_config),
+            dataclasses.field(default=defaults.get(setting, ()), metadata={"generation_config": generation_config}),
+        )
         for setting in SPECS
     ]
     return dataclasses.make_dataclass(name, fields, frozen=True)
@@ -32,7 +39,8 @@ def current_options(kind: type) -> dict[str, Any]:
     if not SPECS.keys() <= defaults.keys():
         return {}
     axes = {name: default for name, default in defaults.items() if isinstance(default, tuple)}
-    return {name: _option(name, name in axes, axes.get(name)) for name in SPECS}
+    by_model = {field.name: field.metadata.get("generation_config", True) for field in dataclasses.fields(kind)}
+    return {name: _option(name, name in axes, axes.get(name), by_model[name]) for name in SPECS}
 
 
 def given_settings(options: Any) -> dict[str, Any]:
@@ -46,13 +54,13 @@ def setting_help(name: str) -> str:
     return " ".join([SPECS[name].help, *(f"{choice}: {row.about}." for choice, row in tables.get(name, {}).items())])
 
 
-def _option(name: str, several: bool, default: tuple[Any, ...] | None = None) -> Any:
+def _option(name: str, several: bool, default: tuple[Any, ...] | None = None, generation_config: bool = False) -> Any:
     spec = SPECS[name]
     kind: Any = tuple[TYPES[name], ...] if several else TYPES[name] | None
     metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else TYPES[name].__name__.upper()
     value = "off" if spec.default is None or spec.default == 0 else f"{spec.default}"
     value = " ".join(map(str, default)) if default else value
-    hint = f"(default: {value})" if several else f"(default: generation config, else {value})"
+    hint = f"(default: generation config, else {value})" if generation_config else f"(default: {value})"
     if several:
         metavar = f"[{metavar} ...]"
     return Annotated[kind, tyro.conf.arg(help=setting_help(name), metavar=metavar, help_behavior_hint=hint)]
