@@ -26,8 +26,8 @@ class NetworkConfig:
     """Number of learned absolute position embeddings; 0 uses rotary embeddings alone, as in MDLM, which cannot tell the
     positions of a fully masked sequence apart (every value that attention mixes is the same)."""
     grid_embeddings: int = 0
-    """Side of a square grid, such as a Sudoku, whose cells are the sequence, row by row: its rows, columns and boxes have
-    learned embeddings. 0 is off."""
+    """Side of a square grid, such as a Sudoku, whose cells are the sequence, row by row: its rows, columns and boxes
+    have learned embeddings. 0 is off."""
     tie_embeddings: bool = False
     """Share the output matrix with the token embeddings, so that a small network spends its parameters elsewhere."""
 
@@ -60,6 +60,8 @@ SIZES = {
         tie_embeddings=True,
     ),
     "110m": NetworkConfig(),
+    "sudoku-4": NetworkConfig(hidden_size=64, num_layers=4, num_heads=4, cond_dim=16, dropout=0.0, grid_embeddings=4),
+    "sudoku-6": NetworkConfig(hidden_size=128, num_layers=6, num_heads=4, cond_dim=16, dropout=0.0, grid_embeddings=6),
 }
 
 RENAMED_NETWORK = {
