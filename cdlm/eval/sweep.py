@@ -37,10 +37,18 @@ from cdlm.eval.results import (
     write_samples,
 )
 from cdlm.eval.scorer import Judge, fingerprint, open_judge
+from cdlm.eval.sudoku import check_sudoku, measure_sudoku
 from cdlm.files import alone_in
 from cdlm.model.pretrained import read_model_config
 from cdlm.sample.draw import State
 from cdlm.text.pipeline import Pipeline, load
+
+UNJUDGED: dict[str, Callable[[EvalCell, EvalConfig], ResultRow]] = {
+    "likelihood": measure_likelihood,
+    "consistency": measure_consistency,
+    "sudoku": measure_sudoku,
+}
+"""Tasks whose rows need no judge."""
 
 
 def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultRow]:
@@ -102,6 +110,9 @@ def _check(cell: EvalCell, config: EvalConfig) -> None:
     dataset = cell.dataset or _reference(cell, config)
     if dataset is not None:
         dataset.blocks(model.tokenizer, length, model.bos_framed, config.samples_per_cell, config.seed)
+    if cell.task == "sudoku":
+        check_sudoku(cell, config)
+        return
     if cell.settings is None:
         return
     if dataset is not None and config.samples_per_cell < 2:
@@ -147,7 +158,7 @@ def _progress_callbacks(
     progress: Progress, task: TaskID, cell: EvalCell, config: EvalConfig
 ) -> tuple[Callable[[State, int], None], Callable[[int], None]]:
     """Callbacks that advance the bar after a step of a batch, and after the scoring of some samples."""
-    judges = sum(name != "none" for name in config.judge) if cell.settings is not None else 0
+    judges = sum(name != "none" for name in config.judge) if cell.task not in UNJUDGED else 0
     judging = JUDGE_COST * judges / (1 + JUDGE_COST * judges)
     per_sample = cell_cost(cell, config) / config.samples_per_cell
 
@@ -171,10 +182,9 @@ def _measure(
     on_score: Callable[[int], None],
 ) -> Iterator[ResultRow]:
     """The rows of one cell that are not finished."""
-    if cell.settings is None:
+    if cell.task in UNJUDGED:
         fields = _unjudged_fields(cell, config)
-        measure = measure_likelihood if cell.task == "likelihood" else measure_consistency
-        yield {**fields, **measure(cell, config), "key": row_key(fields), **provenance(config)}
+        yield {**fields, **UNJUDGED[cell.task](cell, config), "key": row_key(fields), **provenance(config)}
         return
     samples = _samples(cell, config, files, on_state)
     for key, judge in zip(_row_keys(cell, config, judges), judges, strict=True):
@@ -184,7 +194,7 @@ def _measure(
 
 def _row_keys(cell: EvalCell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or a single one for a task without judges."""
-    if cell.settings is None:
+    if cell.task in UNJUDGED:
         return [row_key(_unjudged_fields(cell, config))]
     return [row_key({**samples_header(cell, config), **judge_fields(judge, config)}) for judge in judges]
 
@@ -225,6 +235,9 @@ def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
     if cell.task == "likelihood":
         fields["likelihood_samples"] = likelihood_samples(cell, config)
         fields["few_step"] = [{"steps": steps, "order": order} for steps, order in few_step_samplers(cell, config)]
+    if cell.settings is not None:  # sudoku
+        fields["likelihood_samples"] = likelihood_samples(cell, config)
+        fields["sampling"] = dataclasses.asdict(cell.settings)
     return fields
 
 
