@@ -43,6 +43,7 @@ ORDER = {
         "choices",
         "peers",
         "moons",
+        "sudoku",
         "study",
         "study-samples",
         "ablations",

@@ -112,7 +112,8 @@ def quantiles(density: Float[Tensor, "bins"]) -> tuple[float, ...]:
     u = torch.linspace(0, 1, 2 * len(density) + 1, dtype=torch.float64)
     after = torch.searchsorted(cdf, u).clamp(1, len(cdf) - 1)
     share = (u - cdf[after - 1]) / (cdf[after] - cdf[after - 1])
-    return tuple((grid[after - 1] + share * (grid[after] - grid[after - 1])).clamp(0, 1).tolist())
+    inner = (grid[after - 1] + share * (grid[after] - grid[after - 1]))[1:-1]
+    return (0.0, *inner.tolist(), 1.0)
 
 
 @functools.cache

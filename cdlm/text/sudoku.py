@@ -16,6 +16,7 @@ from cdlm.devices import Device, Dtype
 from cdlm.model.denoiser import Denoiser
 from cdlm.process import masked
 from cdlm.process.grid import grid_cells
+from cdlm.rng import Rng
 from cdlm.sample.settings import Settings
 from cdlm.text.pipeline import Pipeline, load, sample_noise
 from cdlm.text.template import OPEN, Template
@@ -88,7 +89,10 @@ def load_grid_model(
     model = load(source, device, dtype)
     found = grid_side(model)
     if found is None:
-        raise ValueError(f"{source} was not trained on Sudoku grids; train one (docs/sudoku.md), or use {EXACT}.")
+        raise ValueError(
+            f"{source} was not trained on Sudoku grids; name {EXACT}, or train a model: cdlm prepare --source sudoku-4 "
+            "--out data; cdlm train sudoku-4-mdlm --data data"
+        )
     if side is not None and side != found:
         raise ValueError(f"{source} generates grids of size {found}, not {side}; leave it out or change the size.")
     return model
@@ -168,15 +172,17 @@ def generate_grids(
     side = grid_side(model)
     if side is None:
         raise ValueError(f"{model.name} was not trained on Sudoku grids.")
-    template = _template(model, side, puzzle)
-    model = dataclasses.replace(model, max_length=len(template.token_ids))  # one more where the start is a token
+    if model.denoiser.process is None and puzzle is not None:
+        raise ValueError(f"{model.name} is autoregressive: it cannot solve a --puzzle, only generate grids.")
     for first in range(0, num_samples, _BATCH):
         rows = range(first, min(first + _BATCH, num_samples))
+        rng = sample_noise(seed, num_samples, rows)
+        templates = [_template(cells) for cells in _given_cells(model, side, puzzle, rng)]
         histories: list[list[Cells]] = [[] for _ in rows]
         nfe = [-1 for _ in rows]
-        for state in model.states([template] * len(rows), settings, sample_noise(seed, num_samples, rows)):
+        for state in model.states(templates, settings, rng):
             for row, token_ids in enumerate(state.x.tolist()):
-                cells, history = _cells(token_ids[template.prefix :], model, side), histories[row]
+                cells, history = _cells(token_ids, model, side), histories[row]
                 if state.nfe[row] > nfe[row] or cells != history[-1]:
                     history.append(cells)
             nfe = state.nfe
@@ -184,14 +190,17 @@ def generate_grids(
         yield from (GridSample(side, history, count) for history, count in zip(histories, nfe, strict=True))
 
 
-def _template(model: Pipeline, side: int, puzzle: Sequence[int] | None) -> Template:
-    """What the model completes: an empty grid, or the givens of a puzzle."""
-    causal = model.denoiser.process is None
-    if causal and puzzle is not None:
-        raise ValueError(f"{model.name} is autoregressive: it cannot solve a --puzzle, only generate grids.")
-    prefix = [model.tokenizer.bos] if causal else []
-    token_ids = [*prefix, *(puzzle or [OPEN] * side * side)]
-    return Template(token_ids, ["", ""], [(len(prefix), len(token_ids))], len(prefix))
+def _given_cells(model: Pipeline, side: int, puzzle: Sequence[int] | None, rng: Rng) -> list[Cells]:
+    """What each sample starts from. An autoregressive model continues the first cell, which is uniform."""
+    empty = [EMPTY] * (side * side)
+    if model.denoiser.process is None:
+        return [[digit, *empty[1:]] for digit in rng("first").integers(1, side)[:, 0].tolist()]
+    return [list(puzzle or empty)] * len(rng.rows)
+
+
+def _template(cells: Cells) -> Template:
+    first = next(cell for cell, digit in enumerate(cells) if digit == EMPTY)
+    return Template(cells, ["", ""], [(first, len(cells))])
 
 
 def _cells(token_ids: Sequence[int], model: Pipeline, side: int) -> Cells:

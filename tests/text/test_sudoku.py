@@ -118,8 +118,13 @@ def test_grids_are_the_samples_of_the_model(kind: str, folders: dict[str, Path])
     settings = {} if kind == "causal" else {"steps": 5}
     found = grids(model, 66, seed=3, **settings)
     assert all(len(sample.cells) == 16 and EMPTY not in sample.cells for sample in found)
-    if kind == "causal":  # it generates all cells after the start of the text, which `sample` counts as a token
-        assert [sample.nfe for sample in found] == [16] * 66
+    if kind == "causal":  # it continues the first cell
+        assert [sample.nfe for sample in found] == [15] * 66
+        assert {sample.cells[0] for sample in found} == {0, 1, 2, 3}
+        greedy = grids(model, 8, top_k=1)
+        for sample in greedy:
+            tokens = torch.tensor([sample.cells])
+            assert sample.cells[1:] == model.logits(tokens)[0, :-1].argmax(-1).tolist()
     else:
         samples = model.sample(66, seed=3, batch_size=66, **settings)
         assert [sample.cells for sample in found] == [sample.token_ids for sample in samples]
@@ -135,7 +140,7 @@ def test_grids_are_the_samples_of_the_model(kind: str, folders: dict[str, Path])
 
 def test_other_models_are_refused(folders: dict[str, Path]) -> None:
     assert grid_side(cdlm.load(folders["bytes"], "cpu")) is None
-    with pytest.raises(ValueError, match=r"bytes was not trained on Sudoku grids; .*use exact"):
+    with pytest.raises(ValueError, match=r"bytes was not trained on Sudoku grids; name exact, or train"):
         load_grid_model(folders["bytes"], None, "cpu")
     with pytest.raises(ValueError, match=r"masked generates grids of size 4, not 6"):
         load_grid_model(folders["masked"], 6, "cpu")
