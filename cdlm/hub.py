@@ -292,7 +292,8 @@ def _instead(missing: Path) -> str:
     known = {
         str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
     }
-    there = known | {name: name for name in zoo.names() if missing.parent == Path()}
+    bundled = [*zoo.names(), *zoo.sudoku_names().values()]
+    there = known | {name: name for name in bundled if missing.parent == Path()}
     near = [missing.name] if missing.name in there.values() else []
     near = near or [name for name in there.values() if name.startswith(missing.name.lower())]
     near = near or difflib.get_close_matches(missing.name.lower(), there.values(), n=3)
@@ -300,5 +301,5 @@ def _instead(missing: Path) -> str:
     if meant:
         return f"did you mean {meant}?"
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
-    models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
+    models = f"a model of cdlm zoo ({', '.join(bundled)})"
     return f"give a directory with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"

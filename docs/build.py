@@ -46,6 +46,7 @@ ORDER = {
         "choices",
         "peers",
         "moons",
+        "sudoku",
         "study",
         "study-samples",
         "ablations",

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from cdlm.data.config import PrepareConfig
-from cdlm.data.corpora import SOURCES
+from cdlm.data.corpora import SOURCES, SUDOKU, Corpus
 from cdlm.data.holdout import characters_held, cut_in_two, documents_held, too_few
 from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Piece, Reader, kind_of, size_of
+from cdlm.data.sudoku import all_grids, digits_tokenizer, sample_grids
 from cdlm.data.tokenizer import FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Split
 from cdlm.files import VERSION, flush, lock, naming
@@ -38,6 +39,8 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 SAMPLE = 64_000_000
 """Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
+NUM_GRIDS = 100_000
+"""Grids of a training split, where not all are listed."""
 _CHUNK = 1 << 19
 _WRITTEN = {"train.bin", "valid.bin", FILE, META}
 
@@ -66,7 +69,9 @@ class Count:
 def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
     """Read, count, split, train a tokenizer if asked to, encode, pack and write; returns what meta.json says."""
     console, began = console or Console(), time.perf_counter()
-    reader = Reader(SOURCES[config.source], config.separator, config.field, config.errors)
+    if config.source in SUDOKU:
+        return _prepare_grids(config, SUDOKU[config.source], console)
+    reader = Reader(SOURCES[cast(Corpus, config.source)], config.separator, config.field, config.errors)
     for name in (*config.files, *config.valid):
         kind_of(name)
     tokenizer = None if config.train_vocab_size else Tokenizer.load(config.tokenizer)
@@ -136,6 +141,48 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab_size:,} of --train-vocab-size: no "
             "other pair of tokens occurs twice in this text; give more text for more"
         )
+    console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
+    return meta
+
+
+def _prepare_grids(config: PrepareConfig, side: int, console: Console) -> Meta:
+    """Grids of Sudoku, one after the other; `cdlm/data/sudoku.py` says how they are drawn and split."""
+    began = time.perf_counter()
+    if side == 4:
+        grids = {"train": all_grids(4), "valid": all_grids(4)}
+    else:
+        count = NUM_GRIDS if config.num_grids is None else config.num_grids
+        grids = {"train": sample_grids(side, count, config.seed)}
+        grids["valid"] = sample_grids(side, count // 100, config.seed, valid=True)
+    tokenizer = digits_tokenizer(side)
+    with _aside(config.out, config.overwrite) as folder, naming(folder, _advice(config)):
+        splits = {}
+        for name, tokens in grids.items():
+            data = tokens.numpy().astype(DTYPES["uint16"]).tobytes()
+            (folder / f"{name}.bin").write_bytes(data)
+            digest = hashlib.sha256(data).hexdigest()
+            splits[name] = Split(len(tokens), tokens.numel(), tokens.numel(), empty=0, unused=0, sha256=digest)
+        meta = Meta(
+            version=FORMAT,
+            dtype="uint16",
+            vocab=tokenizer.vocab_size,
+            eos=tokenizer.eos,
+            bos=tokenizer.bos,
+            packing="plain",
+            length=side * side,
+            document_eos=False,
+            tokenizer=tokenizer.kind,
+            trained_on=0,
+            splits=splits,
+            sources=[],
+            config=json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+            cdlm=VERSION,
+        )
+        tokenizer.save(folder)
+        meta.write(folder)
+    console.print(split_table(meta))
+    if side == 4:
+        console.print("both splits are all 288 grids, so that the validation loss is that of the whole distribution")
     console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
     return meta
 

@@ -33,7 +33,9 @@ class EvalCell:
     @property
     def name(self) -> str:
         dataset = [self.dataset.name] if self.dataset else []
-        return " ".join([self.label, *dataset, *(describe_settings(self.settings) if self.settings else [self.task])])
+        settings = describe_settings(self.settings) if self.settings else []
+        task = [self.task] if self.task == "sudoku" or not self.settings else []
+        return " ".join([self.label, *dataset, *task, *settings])
 
 
 def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[EvalCell], list[str]]:
@@ -45,7 +47,7 @@ def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[Ev
         if config.protocol == "distributional":
             sweep += _generation_config_settings(config, model)
         for task, dataset in _tasks(config):
-            generates = task in ("unconditional", "conditional", "infilling")
+            generates = task in ("unconditional", "conditional", "infilling", "sudoku")
             if task in ("conditional", "consistency", "infilling") and model.denoiser.process is None:
                 skipped[f"{label}: an autoregressive model has no {task} task"] = None
                 continue
@@ -64,7 +66,8 @@ def _tasks(config: EvalConfig) -> list[tuple[Task, Dataset | None]]:
     datasets = [Dataset(name, file) for name, file in config.named_texts()]
     pairs: list[tuple[Task, Dataset | None]] = []
     for task in config.tasks:
-        pairs += [(task, None)] if task == "unconditional" else [(task, dataset) for dataset in datasets]
+        no_texts = task in ("unconditional", "sudoku")
+        pairs += [(task, None)] if no_texts else [(task, dataset) for dataset in datasets]
     return pairs
 
 

@@ -14,7 +14,7 @@ from cdlm.sample.settings import SPECS, check_value, flag
 from cdlm.text.options import setting_axes
 
 Protocol = Literal["paper", "robust", "distributional"]
-Task = Literal["unconditional", "conditional", "likelihood", "infilling", "consistency"]
+Task = Literal["unconditional", "conditional", "likelihood", "infilling", "consistency", "sudoku"]
 PAPER_SAMPLES = 32
 ROBUST_SAMPLES = 256
 DISTRIBUTIONAL_SAMPLES = 32
@@ -69,10 +69,11 @@ class EvalConfig(_SweepOptions):
     tasks: tuple[Task, ...] = ("unconditional",)
     """unconditional: samples from scratch. conditional: recover texts half of whose words are noise. likelihood: the
     NELBO of --texts, and the bound of each masked sampler itself. infilling: accuracy at 15, 50 and 85 % masked tokens
-    of --texts. consistency: how far the model is from itself over hops."""
+    of --texts. consistency: how far the model is from itself over hops. sudoku: validity, coverage, likelihood and
+    solved puzzles of a model of Sudoku grids."""
     texts: tuple[str, ...] = ()
-    """NAME=FILE of evaluation texts for all tasks but the first; openwebtext, lambada, wikitext103 and ptb are cut and
-    cleaned as is usual for them."""
+    """NAME=FILE of evaluation texts for the conditional, likelihood and consistency tasks; openwebtext, lambada,
+    wikitext103 and ptb are cut and cleaned as is usual for them."""
     reference: Path | None = None
     """Human text, to compare unconditional samples with. [for --protocol distributional that which comes with cdlm]"""
     corpus: Path | None = None
@@ -81,7 +82,7 @@ class EvalConfig(_SweepOptions):
     clamp: bool = False
     """In the conditional task, let a uniform model keep the words that the noise left alone; the paper does not."""
     likelihood_samples: int = 16
-    """Noise levels per text of the likelihood task."""
+    """Noise levels per text of the likelihood and sudoku tasks."""
     max_length: int | None = None
     """Tokens per sample. [the model's own]"""
     seed: int = 0
@@ -122,7 +123,7 @@ class EvalConfig(_SweepOptions):
         for task in self.tasks:
             if task not in get_args(Task):
                 raise ValueError(f"--tasks must be among {', '.join(get_args(Task))} (got {task!r}).")
-            if task != "unconditional" and self.models and not self.texts:
+            if task not in ("unconditional", "sudoku") and self.models and not self.texts:
                 raise ValueError(f"the task {task} needs texts; add --texts NAME=FILE, such as ptb=ptb_test.txt.")
         if "none" in self.judge and (len(self.judge) > 1 or not self.sources()):
             raise ValueError("--judge none only generates samples; name models, and no other judge.")

@@ -100,6 +100,8 @@ def summarize_row(row: ResultRow) -> str:
     if row["task"] == "consistency":
         tv = "; ".join(f"({p['t']:g} to {p['s']:g}) {p['own_chain_tv']:.4f}" for p in row["pairs"] if p["s"])
         return f"{name}: TV from its own chain {tv}"
+    if row["task"] == "sudoku":
+        return _summarize_sudoku(row)
     if row["protocol"] == "distributional":
         scores = ", ".join(f"{column} {found['z']:+.1f}" for column, found in row["columns"].items())
         return f"{', '.join([name, *_settings_in_words(row)])}: z {scores}"
@@ -113,6 +115,18 @@ def summarize_row(row: ResultRow) -> str:
     return f"{text}; scored at {row['judge_tokens_per_second']:,.0f} tokens/s"
 
 
+def _summarize_sudoku(row: ResultRow) -> str:
+    low, high = row["valid_interval"]
+    text = f"{', '.join([row['model'], *_settings_in_words(row)])}: {row['valid']:.3f} valid [{low:.3f}, {high:.3f}]"
+    if "tv" in row:
+        text += f", TV {row['tv']:.3f} (uniform grids: {row['tv_null']:.3f})"
+    elif "pair_tv" in row:
+        text += f", pair TV {row['pair_tv']:.3f} (uniform grids: {row['pair_tv_null']:.3f})"
+    text += f", {row['solved']:.3f} of the puzzles solved" if row["solved"] is not None else ""
+    text += f", {row['nats']:.2f} nats a grid" if row["nats"] is not None else ""
+    return text
+
+
 def results_table(rows: Sequence[ResultRow]) -> Table:
     """All rows."""
     table = Table("model", "task", "settings", "judge", "perplexity [95 %]", "entropy", "NFE", "samples", "more")
@@ -121,7 +135,9 @@ def results_table(rows: Sequence[ResultRow]) -> Table:
         num_samples = str(row["num_samples"])
         if "ppl" not in row:
             words = ", ".join(_settings_in_words(row)) if "sampling" in row else ""
-            table.add_row(row["model"], task, words, "", "", "", "", num_samples, summarize_row(row).partition(": ")[2])
+            nfe = f"{row['nfe']:.4g}" if "nfe" in row else ""
+            found = summarize_row(row).partition(": ")[2]
+            table.add_row(row["model"], task, words, "", "", "", nfe, num_samples, found)
             continue
         low, high = row["ppl_interval"]
         more = [f"BLEU-2 {row['bleu2']:.1f}"] if "bleu2" in row else []

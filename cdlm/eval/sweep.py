@@ -44,9 +44,18 @@ from cdlm.eval.results import (
 )
 from cdlm.eval.sampling import cell_samples, is_clamped, model_fields, reference_of, samples_header
 from cdlm.eval.scorer import Judge, open_judge
+from cdlm.eval.sudoku import check_sudoku, measure_sudoku
 from cdlm.files import alone_in
 from cdlm.sample.draw import State
 from cdlm.text.pipeline import load
+
+UNJUDGED: dict[str, Callable[[EvalCell, EvalConfig], ResultRow]] = {
+    "likelihood": measure_likelihood,
+    "infilling": measure_infilling,
+    "consistency": measure_consistency,
+    "sudoku": measure_sudoku,
+}
+"""Tasks whose rows need no judge."""
 
 
 def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultRow]:
@@ -127,6 +136,9 @@ def _check(cell: EvalCell, config: EvalConfig) -> None:
     dataset = cell.dataset or reference_of(cell, config)
     if dataset is not None:
         dataset.blocks(model.tokenizer, length, model.bos_framed, config.samples_per_cell, config.seed)
+    if cell.task == "sudoku":
+        check_sudoku(cell, config)
+        return
     if cell.settings is None:
         return
     if cell.is_judged and dataset is not None and config.samples_per_cell < 2:
@@ -177,9 +189,7 @@ def _measure(
     """The rows of one cell that are not finished."""
     if not cell.is_judged:
         fields = _unjudged_fields(cell, config)
-        measures = {"likelihood": measure_likelihood, "infilling": measure_infilling}
-        measure = measures.get(cell.task, measure_consistency)
-        yield {**fields, **measure(cell, config), "key": row_key(fields), **provenance(config)}
+        yield {**fields, **UNJUDGED[cell.task](cell, config), "key": row_key(fields), **provenance(config)}
         return
     samples = cell_samples(cell, config, files, on_state)
     for key, judge in zip(_row_keys(cell, config, judges), judges, strict=True):
@@ -201,6 +211,8 @@ def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
         fields["likelihood_samples"] = likelihood_samples(cell, config)
         samplers, _ = bounded_samplers(config, cell.model)
         fields["few_step"] = [{"sampling": dataclasses.asdict(settings)} for settings in samplers]
+    if cell.task == "sudoku":
+        fields["likelihood_samples"] = likelihood_samples(cell, config)
     if cell.settings is not None:
         fields["sampling"] = dataclasses.asdict(cell.settings)
     return fields

@@ -40,21 +40,26 @@ UNROLLED = ("confidence", "entropy-bound")
 
 def check_has_likelihood(settings: Settings, process: Process | None) -> None:
     """Refuse samplers for which there is no such bound."""
-    reason = ""
+    obstacle = likelihood_obstacle(settings, process)
+    if obstacle is not None:
+        raise ValueError(f"there is no likelihood bound for {obstacle}.")
+
+
+def likelihood_obstacle(settings: Settings, process: Process | None) -> str | None:
+    """What leaves a sampler without such a bound; None if there is one."""
     if process is None:
-        reason = "an autoregressive model, whose likelihood is exact"
-    elif not process.absorbing:
-        reason = f"a {process.name} process, whose tokens may change more than once"
-    elif settings.order == "probability":
-        reason = "--order probability, which depends on the tokens that are drawn and not kept"
-    elif settings.final_step == "argmax":
-        reason = "--final-step argmax"
-    elif settings.block_length:
-        reason = "--block-length"
-    elif settings.sampler not in (*FIXED_ORDER, *UNROLLED):
-        reason = f"the {settings.sampler} sampler"
-    if reason:
-        raise ValueError(f"there is no likelihood bound for {reason}.")
+        return "an autoregressive model, whose likelihood is exact"
+    if not process.absorbing:
+        return f"a {process.name} process, whose tokens may change more than once"
+    if settings.order == "probability":
+        return "--order probability, which depends on the tokens that are drawn and not kept"
+    if settings.final_step == "argmax":
+        return "--final-step argmax"
+    if settings.block_length:
+        return "--block-length"
+    if settings.sampler not in (*FIXED_ORDER, *UNROLLED):
+        return f"the {settings.sampler} sampler"
+    return None
 
 
 def repeated_sampler_nats(

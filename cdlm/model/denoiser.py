@@ -92,7 +92,7 @@ class Denoiser(nn.Module):
         and there they are all equal."""
         if self.process is None or not isinstance(self.backbone, DiT):
             return False
-        return self.process.has_mask and not self.config.position_embeddings
+        return self.process.has_mask and not (self.config.position_embeddings or self.config.grid_embeddings)
 
     @property
     def device(self) -> torch.device:

@@ -407,7 +407,8 @@ def _check_size(network: NetworkConfig, vocab: int, tensors: dict[str, torch.Ten
         if name != "dropout" and type(value) not in (int, bool):
             raise LayoutError(f"config.json says that {name} is {value!r}, which is not an integer")
     width, layers, tables = network.hidden_size, network.num_layers, 1 if network.tie_embeddings else 2
-    least = width * (12 * width * layers + tables * vocab + network.position_embeddings)
+    places = network.position_embeddings + 3 * network.grid_embeddings
+    least = width * (12 * width * layers + tables * vocab + places)
     least += 0 if network.causal else network.cond_dim * (network.cond_dim + 6 * width * layers)
     held = sum(tensor.numel() for tensor in tensors.values())
     if least > 4 * held + 1_000_000:

@@ -52,6 +52,10 @@ ORDERS: dict[str, UnmaskingOrder] = {
         "cdlm.process.order:dilated_order", "the tokens of one step lie far apart", uniform_timesteps=True
     ),
     "bit-reversed": UnmaskingOrder("cdlm.process.order:bit_reversed_order", "from coarse to fine, each step halfway"),
+    "grid": UnmaskingOrder(
+        "cdlm.process.order:grid_order",
+        "for Sudoku and other square grids: the cells of one step lie in different rows, columns and boxes",
+    ),
 }
 
 

@@ -261,5 +261,5 @@ RENAMED = {
 }
 """Settings of earlier versions and their present names."""
 _ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto", "trust_remote_code": False}
-_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False}
+_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "grid_embeddings": 0, "tie_embeddings": False}
 """Settings that were added later, with the values that reproduce the versions without them."""

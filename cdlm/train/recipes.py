@@ -2,7 +2,7 @@
 
 Three sizes: the paper's own (110M class, length 1024, GPT-2 vocabulary), `small-` (about 30M parameters, length 256, a
 16k vocabulary: one GPU for minutes) and `tiny-` (a CPU for a minute); and `zoo-`, small enough to come with a package,
-trained long enough to write English. Two-stage methods name the run they distil.
+trained long enough to write English. `sudoku-` recipes train on grids. Two-stage methods name the run they distil.
 """
 
 import dataclasses
@@ -124,6 +124,31 @@ def zoo(method: str, name: str, base: str | None = None) -> Recipe:
     return Recipe(config, what, f"{tokens / 1e6:,.0f}M tokens; one H200, {minutes} minutes or so")
 
 
+def sudoku(side: int, method: str, base: str | None = None) -> Recipe:
+    """Grids of Sudoku, whose distribution is known exactly (docs/sudoku.md); a third of the steps for a distillation.
+
+    cdlm prepare --source sudoku-4 --out data
+    """
+    full = {4: 1500, 6: 6000}[side]
+    size: dict[str, Any] = {
+        "steps": full // 3 if base else full,
+        "batch_size": 256,
+        "seq_length": side * side,
+        "learning_rate": SUDOKU_DISTILLATION_RATE if base else SUDOKU_RATE,
+        "optimizer": "muon",
+        "warmup_ratio": 0.05,
+        "cooldown_ratio": 0.3,
+        "dtype": "float32",
+    }
+    intervals = {"valid_every": full // 2, "save_every": full // 2, "valid_samples": 2, "valid_sample_steps": side}
+    name = f"sudoku-{side}-{method}"
+    choices = SUDOKU_CHOICES.get(method, "")
+    config = run(name, method + choices, f"sudoku-{side}", base and f"sudoku-{side}-{base}", **size, **intervals)
+    tokens = config.steps * config.batch_size * config.seq_length
+    minutes = {4: "minutes", 6: "an hour"}[side]
+    return Recipe(config, f"{method} on Sudoku, {side} x {side}", f"{tokens / 1e6:.0f}M tokens; a laptop, {minutes}")
+
+
 def ablation(name: str, reproduces: str, choices: str) -> dict[str, Recipe]:
     """A row of the paper's ablations: MCDLM-PPLOptimized with one ingredient changed. docs/ablations.md says what the
     paper leaves open."""
@@ -136,6 +161,9 @@ BASES: dict[str, str] = {"mcdlm-guided": "mdlm", "sdtt": "mdlm", "duo-dcd": "duo
 MODERNBERT_SIZE = NetworkConfig(num_layers=16, dropout=0.0, tie_embeddings=True)
 """For the cost alone: 16 layers of a network of cdlm have as many weights as the 22 thinner ones of ModernBERT-base,
 whose own network is trained."""
+SUDOKU_RATE, SUDOKU_DISTILLATION_RATE = 5e-3, 1e-3
+SUDOKU_CHOICES = {"sdtt": ":smallest=0.03125", "duo-dcd": ":smallest=0.03125"}
+"""A grid has few tokens: hops double from 1/32 to 1/2."""
 
 UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch_size": 512, "warmup_ratio": 0.0025}
 DCD: dict[str, Any] = {"steps": 50_000, "learning_rate": 6e-5, "warmup_ratio": 0.01, "ema_decay": 0.999}
@@ -151,6 +179,7 @@ RECIPES: dict[str, Recipe] = {
     "zoo-base": zoo("mdlm", "base"),
     "zoo-mdlm": zoo("mdlm", "mdlm", "base"),
     "zoo-mcdlm-guided": zoo("mcdlm-guided", "mcdlm-guided", "base"),
+    **{f"sudoku-{side}-{method}": sudoku(side, method, BASES.get(method)) for side in (4, 6) for method in SLUGS},
     "ar": paper("ar", "Table 1, AR (half the steps: it has a loss at every token)", steps=75_000, warmup_ratio=1 / 30),
     "mdlm": paper("mdlm", "Table 1, MDLM"),
     "mcdlm": paper("mcdlm", "Table 1, MCDLM"),

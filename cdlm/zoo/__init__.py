@@ -5,14 +5,26 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BEST = "mcdlm-guided"
 """What writes where no model is named."""
+SUDOKU = {4: "sudoku-4", 6: "sudoku-6"}
+"""Models of Sudoku grids by the side of the grid; they come with the package as far as their folders are here."""
 
 
 def names() -> list[str]:
-    """The models, the best one first."""
-    found = sorted(path.parent.name for path in HERE.glob("*/config.json"))
+    """The models of text, the best one first."""
+    found = sorted(set(_folders()) - set(SUDOKU.values()))
     return sorted(found, key=lambda name: name != BEST)
+
+
+def sudoku_names() -> dict[int, str]:
+    """The bundled models of Sudoku grids, by side."""
+    there = _folders()
+    return {side: name for side, name in SUDOKU.items() if name in there}
 
 
 def locate(path: Path) -> Path:
     """The path itself if it exists, else the bundled model of that name, if there is one."""
-    return HERE / path if not path.exists() and str(path) in names() else path
+    return HERE / path if not path.exists() and str(path) in _folders() else path
+
+
+def _folders() -> list[str]:
+    return [path.parent.name for path in HERE.glob("*/config.json")]

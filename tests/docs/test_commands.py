@@ -281,6 +281,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     from cdlm.cli.pull import PullConfig
     from cdlm.cli.push import PushConfig
     from cdlm.cli.sample import SampleConfig
+    from cdlm.cli.sudoku import SudokuConfig
     from cdlm.data.config import PrepareConfig
     from cdlm.eval.config import EvalConfig, MoonsConfig, ReportConfig
     from cdlm.model.config import NetworkConfig
@@ -291,6 +292,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         "train": TrainConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
         "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
         "studio": StudioConfig, "sample": SampleConfig, "convert": ConvertConfig,
+        "sudoku": SudokuConfig,
     }  # fmt: skip
     for line in spans(page):
         for command, rest in re.findall(r"(?:^|\s)cdlm ([a-z]+)([^|&#]*)", line):
