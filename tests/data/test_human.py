@@ -21,7 +21,7 @@ def test_the_parts_share_no_text() -> None:
     assert (len(human.held), len(human.pool)) == (128, 512)
     assert len(human.fit) > 100
     parts = [human.fit, human.held, human.pool]
-    spans = [{tuple(text[k : k + 30]) for text in part for k in range(0, len(text) - 30)} for part in parts]
+    spans = [{tuple(text[k : k + 30]) for text in part for k in range(len(text) - 30)} for part in parts]
     assert not spans[0] & spans[1]
     assert not spans[0] & spans[2]
     assert not spans[1] & spans[2]
