@@ -18,8 +18,8 @@ FIT_EVERY = 5
 """Every fifth document is for naive samplers to be fitted to."""
 POOL = 4
 """Texts of the pool for each sample of a cell, at most; at least half as many are needed."""
-_SHARED = 8
-"""Tokens of a span by which a text is known to overlap with the one before it."""
+_SHARED = 12
+"""Tokens of a span by which two texts of a document are known to overlap."""
 
 Text = list[int]
 
@@ -79,14 +79,14 @@ def _cut(documents: Sequence[str], model: Pipeline, length: int) -> list[Text]:
 
 
 def _different(document: str, model: Pipeline, length: int) -> list[Text]:
-    """The blocks of a document that do not share sentences with the block before."""
+    """The blocks of a document that share no sentence with one that was kept."""
     special = (model.tokenizer.eos, model.tokenizer.bos)
     kept: list[Text] = []
-    before: set[tuple[int, ...]] = set()
+    held: set[tuple[int, ...]] = set()
     for block in pack_document(document, model.tokenizer, length):
         text = [token for token in block.tolist() if token not in special]
         spans = set(zip(*(islice(text, k, None) for k in range(_SHARED)), strict=False))
-        if not spans & before:
+        if not spans & held:
             kept.append(text)
-            before = spans
+            held |= spans
     return kept
