@@ -1,4 +1,4 @@
-"""The models that come with the package: folders beside this file, which `cdlm.load` and every command know by name."""
+"""The bundled models: directories beside this file, which `cdlm.load` and every command know by name."""
 
 from pathlib import Path
 
@@ -13,6 +13,6 @@ def names() -> list[str]:
     return sorted(found, key=lambda name: name != BEST)
 
 
-def found(path: Path) -> Path:
-    """What is meant by a path: itself if it is there, else the model of that name, if there is one."""
+def locate(path: Path) -> Path:
+    """The path itself if it exists, else the bundled model of that name, if there is one."""
     return HERE / path if not path.exists() and str(path) in names() else path
