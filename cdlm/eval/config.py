@@ -69,11 +69,11 @@ class EvalConfig(_SweepOptions):
     tasks: tuple[Task, ...] = ("unconditional",)
     """unconditional: samples from scratch. conditional: recover texts half of whose words are noise. likelihood: the
     NELBO of --texts, and the bound of each masked sampler itself. infilling: accuracy at 15, 50 and 85 % masked tokens
-    of --texts. consistency: how far the model is from itself over hops. sudoku: validity,
-    coverage, likelihood and solved puzzles of a model of Sudoku grids."""
+    of --texts. consistency: how far the model is from itself over hops. sudoku: validity, coverage,
+    likelihood and solved puzzles of a model of Sudoku grids."""
     texts: tuple[str, ...] = ()
-    """NAME=FILE of evaluation texts for the conditional, likelihood and consistency tasks; openwebtext, lambada,
-    wikitext103 and ptb are cut and cleaned as is usual for them."""
+    """NAME=FILE of evaluation texts for all tasks but unconditional and sudoku; openwebtext, lambada, wikitext103 and
+    ptb are cut and cleaned as is usual for them."""
     reference: Path | None = None
     """Human text, to compare unconditional samples with. [for --protocol distributional that which comes with cdlm]"""
     corpus: Path | None = None
