@@ -72,8 +72,8 @@ class EvalConfig(_SweepOptions):
     of --texts. consistency: how far the model is from itself over hops. sudoku: validity, coverage, likelihood and
     solved puzzles of a model of Sudoku grids."""
     texts: tuple[str, ...] = ()
-    """NAME=FILE of evaluation texts for the conditional, likelihood and consistency tasks; openwebtext, lambada,
-    wikitext103 and ptb are cut and cleaned as is usual for them."""
+    """NAME=FILE of evaluation texts for all tasks but unconditional and sudoku; openwebtext, lambada, wikitext103 and
+    ptb are cut and cleaned as is usual for them."""
     reference: Path | None = None
     """Human text, to compare unconditional samples with. [for --protocol distributional that which comes with cdlm]"""
     corpus: Path | None = None

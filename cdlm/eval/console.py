@@ -135,7 +135,7 @@ def results_table(rows: Sequence[ResultRow]) -> Table:
         num_samples = str(row["num_samples"])
         if "ppl" not in row:
             words = ", ".join(_settings_in_words(row)) if "sampling" in row else ""
-            nfe = f"{row['nfe']:.4g}" if "nfe" in row else ""
+            nfe = f"{row['nfe']:.4g}" if row["task"] == "sudoku" else ""
             found = summarize_row(row).partition(": ")[2]
             table.add_row(row["model"], task, words, "", "", "", nfe, num_samples, found)
             continue

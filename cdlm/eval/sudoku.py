@@ -222,8 +222,9 @@ def _likelihood(
     estimates = None
     if process is not None and process.absorbing:
         if likelihood_obstacle(settings, process) is None:
-            samples = max(likelihood_samples, min(settings.steps or cells, cells))
-            estimates = repeated_sampler_nats(denoiser, process, grids, settings, samples, seed, rows=batch_size)
+            estimates = repeated_sampler_nats(
+                denoiser, process, grids, settings, likelihood_samples, seed, rows=batch_size
+            )
     elif resolve({} if settings.steps is None else {"steps": settings.steps}, process, posterior) == settings:
         per_cell = repeated_nelbo(denoiser, grids, likelihood_samples, seed, batch_size)
         # teacher forcing scores all cells but the first, whose distribution is uniform

@@ -212,7 +212,7 @@ def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
         samplers, _ = bounded_samplers(config, cell.model)
         fields["few_step"] = [{"sampling": dataclasses.asdict(settings)} for settings in samplers]
     if cell.task == "sudoku":
-        fields["likelihood_samples"] = likelihood_samples(cell, config)
+        fields["likelihood_samples"] = config.likelihood_samples
     if cell.settings is not None:
         fields["sampling"] = dataclasses.asdict(cell.settings)
     return fields

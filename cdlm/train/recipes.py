@@ -158,12 +158,13 @@ def ablation(name: str, reproduces: str, choices: str) -> dict[str, Recipe]:
 BASES: dict[str, str] = {"mcdlm-guided": "mdlm", "sdtt": "mdlm", "duo-dcd": "duo"}
 """The runs that the two-stage methods start from."""
 
-MODERNBERT_SIZE = NetworkConfig(num_layers=16, dropout=0.0, tie_embeddings=True)
-"""For the cost alone: 16 layers of a network of cdlm have as many weights as the 22 thinner ones of ModernBERT-base,
-whose own network is trained."""
 SUDOKU_RATE, SUDOKU_DISTILLATION_RATE = 5e-3, 1e-3
 SUDOKU_CHOICES = {"sdtt": ":smallest=0.03125", "duo-dcd": ":smallest=0.03125"}
 """A grid has few tokens: hops double from 1/32 to 1/2."""
+
+MODERNBERT_SIZE = NetworkConfig(num_layers=16, dropout=0.0, tie_embeddings=True)
+"""For the cost alone: 16 layers of a network of cdlm have as many weights as the 22 thinner ones of ModernBERT-base,
+whose own network is trained."""
 
 UPSTREAM: dict[str, Any] = {"steps": 1_000_000, "batch_size": 512, "warmup_ratio": 0.0025}
 DCD: dict[str, Any] = {"steps": 50_000, "learning_rate": 6e-5, "warmup_ratio": 0.01, "ema_decay": 0.999}

@@ -108,6 +108,8 @@ def test_the_exact_denoiser_is_measured_as_the_theory_says() -> None:
     sharp, cut = measure(steps=4, temperature=0.5), measure(steps=4, top_p=0.5)
     assert sharp["nats"] > few["nats"]  # the bound is that of the sampler with its controls, and the exact one is best
     assert cut["nats"] is None  # grids that it never generates
+    assert measure(steps=16, step_size="equal")["nats"] == pytest.approx(math.log(288), abs=0.3)  # one cell at a time
+    assert measure(steps=8, order="probability")["nats"] is None  # there is no bound for this order
 
 
 def test_likelihood_of_untrained_networks() -> None:
@@ -129,12 +131,12 @@ def test_a_run_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = dataclasses.replace(recipe, data=tmp_path / "data", out=tmp_path / "run", steps=2, batch_size=8, device="cpu")
     train(run)
     config = EvalConfig(
-        models=(f"ours={tmp_path / 'run'}",), tasks=("sudoku",), steps=(2,), order=("random", "grid", "margin"),
+        models=(f"ours={tmp_path / 'run'}",), tasks=("sudoku",), steps=(2,), order=("random", "grid", "probability"),
         num_samples=64, batch_size=50, likelihood_samples=1, out=tmp_path / "results", device="cpu",
     )  # fmt: skip
     rows = evaluate(config, Console(width=200))
-    assert [row["sampling"]["order"] for row in rows] == ["random", "grid", "margin"]
-    assert [row["nats"] is None for row in rows] == [False, False, False]
+    assert [row["sampling"]["order"] for row in rows] == ["random", "grid", "probability"]
+    assert [row["nats"] is None for row in rows] == [False, False, True]
     assert all(0 <= row["valid"] <= 1 and row["tv"] > row["tv_null"] for row in rows)
     assert "valid [" in capsys.readouterr().out
     assert [json.loads(json.dumps(row)) for row in rows] == read_rows(tmp_path / "results")

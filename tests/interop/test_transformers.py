@@ -40,6 +40,7 @@ NETWORKS: list[dict[str, Any]] = [
     {},
     {"time_conditioning": True},
     {"position_embeddings": 12},
+    {"grid_embeddings": 4},
     {"tie_embeddings": True},
     {"time_conditioning": True, "position_embeddings": 12, "tie_embeddings": True},
 ]
@@ -103,7 +104,7 @@ def test_logits_are_those_of_the_package(process: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_next_token_logits_are_those_of_the_package(dtype: torch.dtype) -> None:
     x = torch.randint(0, V, (3, 9), generator=torch.Generator().manual_seed(0))
-    for more in ({}, {"position_embeddings": 12}, {"tie_embeddings": True}):
+    for more in ({}, {"position_embeddings": 12}, {"grid_embeddings": 6}, {"tie_embeddings": True}):
         denoiser = network(None, dtype, V, **more)
         found = wrap(denoiser)(x, labels=x)
         assert same(found.logits.float().log_softmax(-1), denoiser(x))

@@ -204,14 +204,21 @@ class DiT(nn.Module):
         time_conditioning: bool = False,
         causal: bool = False,
         position_embeddings: int = 0,
+        grid_embeddings: int = 0,
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__()
-        self.time_conditioning, self.causal, self.num_positions = time_conditioning, causal, position_embeddings
+        self.time_conditioning, self.causal, self.grid = time_conditioning, causal, grid_embeddings
+        limits = [limit for limit in (position_embeddings, grid_embeddings**2) if limit]
+        self.num_positions = min(limits, default=0)
         self.head_width = hidden_size // num_heads
         self.vocab_embed = Embedding(inputs, hidden_size)
         if position_embeddings:
             self.position_embed = nn.Parameter(0.02 * torch.randn(position_embeddings, hidden_size))
+        if grid_embeddings:
+            self.row_embed = nn.Parameter(0.02 * torch.randn(grid_embeddings, hidden_size))
+            self.column_embed = nn.Parameter(0.02 * torch.randn(grid_embeddings, hidden_size))
+            self.box_embed = nn.Parameter(0.02 * torch.randn(grid_embeddings, hidden_size))
         if not causal:
             self.sigma_map = NoiseEmbedding(cond_dim)
         self.blocks = nn.ModuleList(Block(hidden_size, num_heads, cond_dim, dropout, causal) for _ in range(num_layers))
@@ -229,12 +236,15 @@ class DiT(nn.Module):
                 own = torch.eye(length, dtype=torch.bool, device=device)
                 attend = (attend & torch.ones_like(own).tril()) | own
         h = self.vocab_embed(input_ids)
-        if self.num_positions:
-            if int(positions.max()) >= self.num_positions:
-                raise ValueError(
-                    f"the model has embeddings for {self.num_positions} positions (got {int(positions.max()) + 1})"
-                )
+        if self.num_positions and int(positions.max()) >= self.num_positions:
+            raise ValueError(
+                f"the model has embeddings for {self.num_positions} positions (got {int(positions.max()) + 1})"
+            )
+        if hasattr(self, "position_embed"):
             h = h + self.position_embed[positions]
+        if self.grid:
+            row, column, box = grid_cells(positions, self.grid)
+            h = h + self.row_embed[row] + self.column_embed[column] + self.box_embed[box]
         c = None if level is None else F.silu(self.sigma_map(level))
         rotary = rotary_table(positions, self.head_width)
         for block in self.blocks:
@@ -247,6 +257,13 @@ class DiT(nn.Module):
         if isinstance(linear, Bias):
             return F.linear(hidden, self.vocab_embed.embedding[: len(linear.bias)], linear.bias)
         return F.linear(hidden, linear.weight, linear.bias)
+
+
+def grid_cells(positions: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and box of cells of a square grid, row by row; boxes are as square as possible, and not too high."""
+    height = next(height for height in range(math.isqrt(side), 0, -1) if side % height == 0)
+    row, column = positions // side, positions % side
+    return row, column, row // height * height + column // (side // height)
 
 
 def rotary_table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
