@@ -36,6 +36,8 @@ ORDER = {
         "harness",
         "studio",
         "hub",
+        "transformers",
+        "backbones",
         "diffusers",
     ),
     "Understand": (

@@ -100,11 +100,11 @@ def exact_table(out: Path, side: int) -> str:
     names |= {"grid order": "equal steps, cells of a step in different rows, columns and boxes"}
     names |= {"most certain first": "equal steps, most certain first"}
     lines = []
-    for sampler, name in names.items():
-        found = [cells.get((EXACT, sampler, steps), []) for steps in STEPS[side]]
-        lines.append([f"valid: {name}", *(f"{rows[0]['valid']:.3f}" if rows else "" for rows in found)])
-    plain = [cells.get((EXACT, PLAIN, steps), []) for steps in STEPS[side]]
-    lines.append(["nats per grid: ancestral, random order", *(value_text(rows, "nats") for rows in plain)])
+    for measure in ("valid", "nats"):
+        for sampler, name in names.items():
+            found = [cells.get((EXACT, sampler, steps), []) for steps in STEPS[side]]
+            texts = [f"{rows[0][measure]:.{MEASURES[measure]}f}" if rows else "" for rows in found]
+            lines.append([f"{measure}: {name}", *texts])
     return markdown_table(head, lines)
 
 

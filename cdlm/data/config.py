@@ -13,19 +13,19 @@ from cdlm.sample.settings import flag
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """Turn text into a folder of tokens that training reads."""
+    """Turn text into a directory of tokens that training reads."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
-    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the
+    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a directory of `datasets`, or owner/name:config@split of the
     hub. None for grids of Sudoku, which are generated."""
     out: Path
-    """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
+    """Directory to write: train.bin, valid.bin, tokenizer.json, meta.json."""
     source: Corpus | Puzzle = "plain"
     """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus; or grids
     of Sudoku to generate."""
     tokenizer: str = BYTES
-    """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
-    name of a model of cdlm zoo, which has its own."""
+    """`bytes` (257 ids, nothing to download), a tokenizer.json, a directory with GPT-2's vocab.json and merges.txt, or
+    the name of a bundled model (cdlm zoo), which has its own."""
     train_vocab_size: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"
@@ -51,7 +51,7 @@ class PrepareConfig:
     workers: int = 0
     """Threads that encode; 0: one for each core. The result does not depend on it."""
     overwrite: bool = False
-    """Replace an existing folder of tokens."""
+    """Replace an existing directory of tokens."""
     num_grids: int | None = None
     """Sudoku grids to draw for training, and a hundredth of them for validation. [100,000; sudoku-4 has all 288]"""
     seed: int = 0

@@ -1,7 +1,7 @@
-"""`cdlm prepare`: text in, a folder of tokens out, the same bytes whatever the number of workers.
+"""`cdlm prepare`: text in, a directory of tokens out, the same bytes whatever the number of workers.
 
 The input is read twice: once to count, which settles the split and shows bad input before anything is written, and once
-to encode. Documents stream through in chunks of fixed size, so memory stays bounded. The folder is written aside and
+to encode. Documents stream through in chunks of fixed size, so memory stays bounded. The directory is written aside and
 renamed at the end: under its final name it is either whole or not there.
 """
 
@@ -318,7 +318,7 @@ def _one_thread_a_call() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to write into that takes the name `out` at the end, and goes away if anything fails before.
+    """A directory to write into that takes the name `out` at the end, and goes away if anything fails before.
 
     What a killed run has left of it is removed by the next. Two runs at a time are told apart by a lock.
     """
@@ -352,16 +352,16 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
 
 def _check_free(out: Path, overwrite: bool) -> None:
     if not out.name:
-        raise ValueError(f"--out {out} has no name of its own; give a folder to make, such as {out / 'tokens'}")
+        raise ValueError(f"--out {out} has no name of its own; give a directory to make, such as {out / 'tokens'}")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; give a folder to make")
+        raise ValueError(f"--out {out} is a file; give a directory to make")
     inside = {path.name for path in out.iterdir()} if out.exists() else set()
     if inside and not overwrite:
         raise ValueError(f"{out} exists; replace it with --overwrite, or choose another --out")
     if inside and (META not in inside or inside - _WRITTEN):
         other = ", ".join(sorted(inside - _WRITTEN)[:3]) or f"no {META}"
         raise ValueError(
-            f"{out} is not only a folder of tokens ({other}), so --overwrite leaves it; choose another --out"
+            f"{out} is not only a directory of tokens ({other}), so --overwrite leaves it; choose another --out"
         )
 
 

@@ -31,13 +31,13 @@ from cdlm.eval.cells import EvalCell
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.results import ResultRow
 from cdlm.metrics.gen_ppl import bootstrap_mean
-from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.metrics.likelihood import repeated_nelbo
+from cdlm.metrics.sampler_likelihood import check_has_likelihood, repeated_sampler_nats
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import seeded
 from cdlm.sample.draw import last
 from cdlm.sample.generate import generate
-from cdlm.sample.samplers import ORDERS
 from cdlm.sample.settings import Settings, resolve
 
 NUM_PUZZLES = 256
@@ -214,18 +214,25 @@ def _likelihood(
     batch_size: int,
     likelihood_samples: int,
 ) -> dict[str, Any]:
-    """Minus the log-likelihood of grids in nats per grid, where the settings only choose steps and an order: a bound
-    for the sampler of so many steps under masking, one for infinitely many under another prior (`nats_steps` is None),
-    and exact for an autoregressive model, the first cell included."""
-    process, steps = denoiser.process, settings.steps
-    plain = {"steps": steps, "order": settings.order} if steps is not None else {}
-    if settings.order not in ORDERS or resolve(plain, process, posterior) != settings:
-        return {"nats": None, "nats_interval": None, "nats_steps": None}
+    """Minus the log-likelihood of grids in nats per grid: under masking the bound of the sampler with these settings.
+    Otherwise it is that of the model, if no control changes it (`nats_steps` is None): under another prior a bound for
+    infinitely many steps, and of an autoregressive model exact, the first cell included."""
+    process = denoiser.process
     grids = all_grids(4) if side == 4 else sample_grids(side, NUM_TEXTS, seed, valid=True)
-    absorbing = process is not None and process.absorbing and steps is not None
-    term = few_step_term(denoiser, steps, settings.order) if absorbing and steps is not None else None
-    estimates = repeated_nelbo(denoiser, grids.to(denoiser.device), likelihood_samples, seed, batch_size, term)
-    cells, first = (side * side - 1, math.log(side)) if process is None else (side * side, 0.0)
-    nats = bootstrap_mean((estimates.mean(-1) * cells + first).tolist())
-    found_steps = steps if term is not None else None
-    return {"nats": nats.value, "nats_interval": [nats.low, nats.high], "nats_steps": found_steps}
+    grids = grids.to(denoiser.device)
+    nothing = {"nats": None, "nats_interval": None, "nats_steps": None}
+    if process is not None and process.absorbing:
+        try:
+            check_has_likelihood(settings, process)
+        except ValueError:
+            return nothing
+        estimates = repeated_sampler_nats(denoiser, process, grids, settings, likelihood_samples, seed, rows=batch_size)
+        steps = settings.steps
+    elif resolve({"steps": settings.steps} if process is not None else {}, process, posterior) == settings:
+        cells, first = (side * side - 1, math.log(side)) if process is None else (side * side, 0.0)
+        estimates = repeated_nelbo(denoiser, grids, likelihood_samples, seed, batch_size) * cells + first
+        steps = None
+    else:
+        return nothing
+    nats = bootstrap_mean(estimates.mean(-1).tolist())
+    return {"nats": nats.value, "nats_interval": [nats.low, nats.high], "nats_steps": steps}

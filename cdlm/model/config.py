@@ -5,8 +5,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """The size and kind of the network. The defaults are the paper's 110M class (169.6M parameters with both vocabulary
-    matrices)."""
+    """The size and kind of the network. The defaults, dropout included, are those of MDLM and DUO: the 110M class that
+    the paper names (169.6M parameters with both vocabulary matrices)."""
 
     hidden_size: int = 768
     """Width of the hidden states."""

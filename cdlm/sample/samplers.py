@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS = ("steps", "timesteps", "block_length")
 PENALTIES = ("frequency_penalty", "presence_penalty", "log_frequency_penalty")
-SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance")
+SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance", "guidance_end")
 
 
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:

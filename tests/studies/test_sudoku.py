@@ -1,6 +1,7 @@
 """The study of Sudoku: times of another density, rows from training to results, its time budget, and its page."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,23 @@ def test_unknown_rows_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--rows", "4-mdml"])
     assert "unknown row '4-mdml'; choose from 4-exact, 4-ar" in capsys.readouterr().err
+
+
+def test_the_references_are_the_known_ones() -> None:
+    """Valid grids by independent code, and one cell at a time without any loss: log 288 nats."""
+    cells = sudoku_page.cells_of(RESULTS, 4)
+    known = {
+        "plain": (0, 0.015, 0.14, 0.37, 0.61),
+        "equal steps": (0, 0.004, 0.20, 0.58, 1),
+        "grid order": (0, 0.003, 0.50, 0.77, 1),
+        "most certain first": (0, 0.003, 0.15, 0.44, 1),
+    }
+    for sampler, shares in known.items():
+        rows = [cells["exact", sampler, steps][0] for steps in (1, 2, 4, 8, 16)]
+        assert [row["valid"] for row in rows] == pytest.approx(shares, abs=0.025)
+        assert rows[0]["nats"] == pytest.approx(16 * math.log(4))
+        if sampler != "plain":
+            assert rows[-1]["nats"] == pytest.approx(math.log(288))
 
 
 def test_the_page_shows_the_finished_rows(tmp_path: Path) -> None:
