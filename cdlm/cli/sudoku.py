@@ -133,7 +133,8 @@ def watch_grids(config: SudokuConfig, console: Console) -> list[Column]:
     else:
         play(columns, puzzle, console)
     for column in columns:
-        line = f"{column.model.name} {column.flags}: {describe_summary(summarize(column.samples))}"
+        label = f"{column.model.name} {column.flags}".strip()
+        line = f"{label}: {describe_summary(summarize(column.samples))}"
         (aside if config.json else console).print(line, highlight=False, markup=False, emoji=False)
     return columns
 
