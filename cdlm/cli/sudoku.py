@@ -17,7 +17,7 @@ from cdlm.cli.common import console as make_console
 from cdlm.cli.common import parse, prepare_torch
 from cdlm.devices import Device, Dtype, few_threads
 from cdlm.sample.settings import SPECS, Settings, check_value, explicit, flag, flags
-from cdlm.text.options import setting_axes
+from cdlm.text.options import by_model, setting_axes
 
 if TYPE_CHECKING:
     from cdlm.text.pipeline import Pipeline
@@ -31,7 +31,7 @@ FIRST_COLOUR, LAST_COLOUR = (245, 220, 90), (120, 150, 250)
 """Backgrounds of the cells that were drawn in the first step and in the last."""
 _MIDDLE_COLOUR = (95, 205, 150)
 
-_Axes = setting_axes({}, generation_config=True)
+_Axes = setting_axes({name: by_model(name) for name in SPECS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SudokuConfig(_Axes):
 
     def __post_init__(self) -> None:
         for name in SPECS:
-            for value in getattr(self, name):
+            for value in self.axis(name):
                 check_value(name, value)
         if self.size not in (None, *SIZES):
             raise ValueError(f"--size must be 4, 6 or 9 (got {self.size}).")
@@ -72,19 +72,23 @@ class SudokuConfig(_Axes):
         columns = self.num_columns
         if columns > MAX_COLUMNS:
             raise ValueError(f"at most {MAX_COLUMNS} models or values of a setting fit side by side (got {columns}).")
-        counts = {"models": len(self.models)} | {flag(name): len(getattr(self, name)) for name in SPECS}
+        counts = {"models": len(self.models)} | {flag(name): len(self.axis(name)) for name in SPECS}
         for name, count in counts.items():
             if count not in (0, 1, columns):
                 raise ValueError(f"{name} has {count} values for {columns} columns; give one for all, or one for each.")
 
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of a setting; none if it is not given."""
+        return getattr(self, name) or ()
+
     @property
     def num_columns(self) -> int:
         """How many columns the arguments ask for; 1 if they do not say."""
-        return max(1, len(self.models), *(len(getattr(self, name)) for name in SPECS))
+        return max(1, len(self.models), *(len(self.axis(name)) for name in SPECS))
 
     def given(self, column: int) -> dict[str, Any]:
         """The settings of a column."""
-        axes = {name: getattr(self, name) for name in SPECS if getattr(self, name)}
+        axes = {name: self.axis(name) for name in SPECS if self.axis(name)}
         return {name: values[min(column, len(values) - 1)] for name, values in axes.items()}
 
 
@@ -129,7 +133,8 @@ def watch_grids(config: SudokuConfig, console: Console) -> list[Column]:
     else:
         play(columns, puzzle, console)
     for column in columns:
-        line = f"{column.model.name} {column.flags}: {describe_summary(summarize(column.samples))}"
+        label = f"{column.model.name} {column.flags}".strip()
+        line = f"{label}: {describe_summary(summarize(column.samples))}"
         (aside if config.json else console).print(line, highlight=False, markup=False, emoji=False)
     return columns
 

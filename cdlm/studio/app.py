@@ -248,7 +248,7 @@ def create_app(
         async with moons_lock:
             return await asyncio.to_thread(moon_frames, process, int(steps), points, seed)
 
-    @app.get("/v1/sudoku", responses=_errors(401))
+    @app.get("/v1/sudoku/models", responses=_errors(401))
     async def list_grid_models() -> GridModelList:
         """The models that generate Sudoku grids, and the sizes of these."""
         return GridModelList(data=grid_models(models))

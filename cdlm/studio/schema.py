@@ -157,7 +157,7 @@ class SudokuRequest(SettingsRequest):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(None, max_length=200)
-    """A model of /v1/sudoku; the first of this size if not given."""
+    """A model of /v1/sudoku/models; the first of this size if not given."""
     size: Literal[4, 6, 9] | None = None
     """The side of the grid; that of the puzzle or of the model if not given."""
     puzzle: str | None = Field(None, max_length=1_000)

@@ -12,22 +12,21 @@ from cdlm.sample.settings import SPECS, TYPES, choices
 
 def setting_options(name: str = "SettingOptions") -> type:
     """A dataclass with one option for each setting, None unless given."""
-    fields = [(setting, _option(setting, several=False, generation_config=True), None) for setting in SPECS]
+    fields = [(setting, _option(setting, several=False), None) for setting in SPECS]
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 
-def setting_axes(hints: dict[str, str], name: str = "SettingAxes", generation_config: bool = False) -> type:
+def setting_axes(hints: dict[str, str], name: str = "SettingAxes") -> type:
     """A dataclass with one option for each setting that takes several values, to sweep over.
 
-    Settings with a hint are swept by default, over the values that it names: they are None unless given. With
-    `generation_config`, a setting without a value comes from that of the model.
+    Settings with a hint are swept by default, over the values that it names: they are None unless given.
     """
     fields = [
-        (setting, _option(setting, True, hints.get(setting), generation_config), None if setting in hints else ())
+        (setting, _option(setting, several=True, hint=hints.get(setting)), None if setting in hints else ())
         for setting in SPECS
     ]
     kind = dataclasses.make_dataclass(name, fields, frozen=True)
-    kind.AXIS_HINTS, kind.FROM_GENERATION_CONFIG = hints, generation_config  # type: ignore[attr-defined]
+    kind.AXIS_HINTS = hints  # type: ignore[attr-defined]
     return kind
 
 
@@ -38,8 +37,7 @@ def current_options(kind: type) -> dict[str, Any]:
     if not SPECS.keys() <= names:
         return {}
     hints: dict[str, str] | None = getattr(kind, "AXIS_HINTS", None)
-    by_model = getattr(kind, "FROM_GENERATION_CONFIG", True)
-    return {name: _option(name, hints is not None, (hints or {}).get(name), by_model) for name in SPECS}
+    return {name: _option(name, hints is not None, (hints or {}).get(name)) for name in SPECS}
 
 
 def given_settings(options: Any) -> dict[str, Any]:
@@ -53,12 +51,21 @@ def setting_help(name: str) -> str:
     return " ".join([SPECS[name].help, *(f"{choice}: {row.about}." for choice, row in tables.get(name, {}).items())])
 
 
-def _option(name: str, several: bool, hint: str | None = None, generation_config: bool = False) -> Any:
-    spec = SPECS[name]
+def default_text(name: str) -> str:
+    """The default of a setting in words."""
+    default = SPECS[name].default
+    return "off" if default is None or default == 0 else f"{default}"
+
+
+def by_model(name: str) -> str:
+    """What a setting is unless given, where the model's generation config holds."""
+    return f"generation config, else {default_text(name)}"
+
+
+def _option(name: str, several: bool, hint: str | None = None) -> Any:
     kind: Any = tuple[TYPES[name], ...] if several else TYPES[name]
     metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else TYPES[name].__name__.upper()
-    value = hint or ("off" if spec.default is None or spec.default == 0 else f"{spec.default}")
-    default = f"(default: generation config, else {value})" if generation_config else f"(default: {value})"
+    default = f"(default: {hint or default_text(name)})" if several else f"(default: {by_model(name)})"
     if several:
         metavar = f"[{metavar} ...]"
     if hint or not several:

@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 def test_the_models_of_grids_are_listed(client: TestClient) -> None:
-    found = [(each["model"], each["size"]) for each in client.get("/v1/sudoku").json()["data"]]
+    found = [(each["model"], each["size"]) for each in client.get("/v1/sudoku/models").json()["data"]]
     assert found[:2] == [("masked", 4), ("causal", 4)]
     assert found[-2:] == [("exact", 4), ("exact", 6)]
     assert "text" not in dict(found)
@@ -92,7 +92,8 @@ def test_requests_that_make_no_sense_are_refused(
 
 def test_it_is_described(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]["/v1/sudoku"]) == {"get", "post"}
+    assert set(described["paths"]["/v1/sudoku"]) == {"post"}
+    assert set(described["paths"]["/v1/sudoku/models"]) == {"get"}
     fields = described["components"]["schemas"]["SudokuRequest"]["properties"]
     assert {"puzzle", "size", "order", "steps", "n"} <= set(fields)
     for name in ("SudokuRequest", "SudokuResponse", "Grid", "GridModel"):

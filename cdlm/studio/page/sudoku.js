@@ -11,7 +11,7 @@ const EMPTY = ".";
 const $ = (id) => document.getElementById(id);
 
 export async function startSudoku() {
-  const [{ data: models }, limits, service] = await Promise.all(["/v1/sudoku", "/v1/limits", "/openapi.json"].map(get));
+  const [{ data: models }, limits, service] = await Promise.all(["/v1/sudoku/models", "/v1/limits", "/openapi.json"].map(get));
   const fields = Object.entries(service.components.schemas.SudokuRequest.properties);
   const properties = Object.fromEntries(fields.filter(([, field]) => "x-default" in field)); // the settings of the sampler
   const puzzle = new Puzzle($("sudoku-puzzle"));
