@@ -5,8 +5,8 @@
 
 Rows run in processes of their own, `--jobs` at a time. A row trains (in two stages where a method distils a base: two
 thirds of the steps, then one third), is evaluated, and is finished as soon as its directory under --out has done.json.
-Rows that are finished are not computed again; what still runs when the minutes are over is stopped and starts anew in
-the next call. `--page` fills docs/sudoku.md from the finished rows.
+Rows that are finished are not computed again; what still runs when the minutes are over is stopped, and the next call
+starts it anew, or only evaluates it if it was trained. `--page` fills docs/sudoku.md from the finished rows.
 """
 
 import argparse
@@ -177,15 +177,14 @@ def study_rows(side: int) -> dict[str, Row]:
 
 
 def train_row(row: Row, options: argparse.Namespace) -> Path:
-    """Train the stages of a row; returns the last run directory."""
+    """Train the stages of a row that are not trained yet; returns the last run directory."""
     base = BASES.get(row.method)
     stages = [(base, round(options.steps * 2 / 3)), (row.method, options.steps - round(options.steps * 2 / 3))]
     previous: Path | None = None
     for method, steps in stages if base else [(row.method, options.steps)]:
         assert method is not None
         config = train_config(row, method, steps, previous, options)
-        shutil.rmtree(config.out, ignore_errors=True)
-        train(config)
+        train(config, resume="auto")
         previous = config.out
     assert previous is not None
     return previous
@@ -198,7 +197,7 @@ def train_config(row: Row, method: str, steps: int, start: Path | None, options:
         recipe,
         method=method if method.startswith("mdlm-") else recipe.method,
         data=options.scratch / f"data-{row.side}",
-        out=options.scratch / row.name / method,
+        out=options.scratch / row.name / f"{method}-{steps}",
         init_from=start,
         steps=steps,
         learning_rate=recipe.learning_rate * options.learning_rate / SUDOKU_RATE,
@@ -301,8 +300,9 @@ def run_all(rows: Sequence[Row], options: argparse.Namespace) -> bool:
     finally:
         for process in running:
             process.kill()
-        for process in running:
+        for process, row in running.items():
             process.wait()
+            shutil.rmtree(options.out / row.name, ignore_errors=True)
     left = [row.name for row in rows if not (options.out / row.name / DONE).is_file()]
     if left:
         print(f"not finished: {', '.join(left)}; run the same command again", flush=True)

@@ -64,7 +64,7 @@ def test_all_methods_of_the_table_are_rows() -> None:
     assert {row.method for row in sudoku.study_rows(6).values() if row.seed} == {"mdlm", "mcdlm"}
 
 
-@pytest.mark.parametrize("method", ["sdtt", "mdlm-bell"])
+@pytest.mark.parametrize("method", ["sdtt", pytest.param("mdlm-bell", marks=pytest.mark.soak)])
 def test_a_row_from_training_to_results(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sudoku, "STEPS", {4: (2,)})
     monkeypatch.setattr(sudoku, "CONTROLS", {name: sudoku.CONTROLS[name] for name in ("greedy", "grid order")})
@@ -82,7 +82,7 @@ def test_a_row_from_training_to_results(method: str, tmp_path: Path, monkeypatch
     training = json.loads((folder / "run.json").read_text())
     if method == "sdtt":
         assert (training["method"], training["steps"]) == ("sdtt:smallest=0.03125", 1)
-        assert training["init_from"].endswith("4-sdtt/mdlm")
+        assert training["init_from"].endswith("4-sdtt/mdlm-2")
 
 
 def test_processes_end_with_the_time_and_finished_rows_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
