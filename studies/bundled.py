@@ -26,7 +26,7 @@ from cdlm.eval.columns import COLUMNS, Texts
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.human_text import as_texts, read_human_text
 from cdlm.eval.null import Null, null_of_one_set
-from cdlm.eval.results import ResultRow, read_rows, read_samples
+from cdlm.eval.results import ResultRow, read_rows, read_samples, samples_by_key, samples_key
 from cdlm.eval.sweep import evaluate
 
 OUT = Path("studies/results/bundled")
@@ -35,7 +35,7 @@ STEPS, REPORT_STEPS = (8, 16, 32), (8, 32)
 SCREEN_SEED, REPORT_SEED = 1, 2
 SCREEN_SAMPLES, REPORT_SAMPLES = 32, 128
 TEMPERATURE = (1.0, 0.9, 0.8, 0.7)
-PENALTY = (0.0, 0.5, 1.0, 2.0)
+PENALTY = (0.0, 1.0, 2.0)
 GUIDANCE = {"random": (0.0, 0.5), "dilated": (0.0, 0.25, 0.5, 1.0)}
 """Shaping that is screened, by order."""
 RULE = ("h1", "h2", "rep_2")
@@ -107,8 +107,9 @@ def largest_z(cell: Cell) -> float:
 
 def screened(folder: Path) -> list[Cell]:
     """The screened cells of a model: settings, perplexity, and z of the columns of the rule."""
-    rows = {row["samples"]: row for row in read_rows(folder) if row["judge"] != "none"}
-    paths = [folder / "samples" / name for name in sorted(rows)]
+    files, scored = samples_by_key(folder), [row for row in read_rows(folder) if row["judge"] != "none"]
+    rows = {files[samples_key(row)]: row for row in scored}
+    paths = list(rows)
     num_samples = len(read_samples(paths[0]).lines)
     model = cdlm.load(folder.name, "cpu")
     human = read_human_text(None, model, model.max_length, num_samples)
@@ -123,7 +124,7 @@ def screened(folder: Path) -> list[Cell]:
         measured = list(workers.map(_columns, paths, [nulls] * len(paths), [special] * len(paths), chunksize=8))
     cells = []
     for path, z in zip(paths, measured, strict=True):
-        row = rows[path.name]
+        row = rows[path]
         sampling = row["sampling"]
         settings = {"steps": sampling["steps"]} | {axis: sampling[axis] or 0.0 for axis in AXES}
         cells.append({**settings, "ppl": row["ppl"], "ppl_interval": row["ppl_interval"], "z": z})
@@ -149,7 +150,8 @@ def report(
     for name, number in itertools.product(models, REPORT_STEPS):
         for cell in decisive(choice[Path(name).name][str(number)], PREVIOUS[Path(name).name][number]):
             sweep = {"steps": (number,), **{axis: (value,) for axis, value in cell.items()}}
-            _evaluate(name, out / "report", device, sweep, REPORT_SEED, REPORT_SAMPLES, judges, "distributional")
+            folder = out / "report" / Path(name).name
+            _evaluate(name, folder, device, sweep, REPORT_SEED, REPORT_SAMPLES, judges, "distributional")
 
 
 def decisive(choice: dict[str, Cell], previous: Cell) -> Iterator[Cell]:

@@ -7,6 +7,7 @@ Rows of human text that is not in the reference, and of naive samplers, stand be
 import dataclasses
 import hashlib
 import importlib.util
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,17 +17,18 @@ from rich.console import Console
 
 from cdlm.data.tokens import open_tokens, read_meta
 from cdlm.eval.cells import EvalCell
-from cdlm.eval.columns import Baseline, Texts, human_baseline, measure_columns
+from cdlm.eval.columns import COLUMNS, Baseline, Texts, human_baseline, measure_columns
 from cdlm.eval.config import EvalConfig
 from cdlm.eval.console import JUDGE_COST, CellProgress, cell_cost, num_judges, summarize_row
 from cdlm.eval.human_text import HumanText, as_texts, read_human_text
 from cdlm.eval.measure import provenance, stack_features
 from cdlm.eval.naive import NAIVE_SAMPLERS, draw_naive
-from cdlm.eval.null import NUM_SPLITS
+from cdlm.eval.null import NUM_SPLITS, Null
 from cdlm.eval.packages import is_installed
 from cdlm.eval.results import FORMAT, ResultRow, Samples, append_row, hash_values, row_key, samples_by_key
 from cdlm.eval.sampling import cell_samples, samples_header
 from cdlm.eval.scorer import Judge
+from cdlm.files import read_object
 from cdlm.metrics.copying import copy_rates
 from cdlm.metrics.diversity import ngram_entropy
 from cdlm.text.pipeline import Pipeline
@@ -189,7 +191,23 @@ def _reference(
     if judge is not None:
         pool = _judged_once(pool, judge, config.out, on_score)
     pool = _with_copies(pool, config.corpus)
-    return Reference(human, human_baseline(pool, config.samples_per_cell), judge, config.corpus, fields)
+    return Reference(human, _baseline_once(pool, fields, config), judge, config.corpus, fields)
+
+
+def _baseline_once(pool: Texts, fields: ResultRow, config: EvalConfig) -> Baseline:
+    """A pool with its null distributions, from a file of an earlier run if there is one."""
+    n = config.samples_per_cell
+    key = hash_values(
+        {**fields, "texts": pool.strings, "columns": list(COLUMNS), "num_samples": n, "splits": NUM_SPLITS}
+    )
+    path = config.out / f"nulls-{key}.json"
+    if path.is_file():
+        return Baseline(pool, n, {name: Null(**null) for name, null in read_object(path).items()})
+    baseline = human_baseline(pool, n)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps({name: dataclasses.asdict(null) for name, null in baseline.nulls.items()}) + "\n")
+    partial.replace(path)
+    return baseline
 
 
 def _judged_once(texts: Texts, judge: Judge, out: Path, on_score: Callable[[int], None]) -> Texts:
