@@ -143,14 +143,14 @@ def _columns(path: Path, nulls: dict[str, Null], special: tuple[int, ...]) -> di
 
 
 def report(
-    out: Path, device: str, models: Sequence[str], judges: Sequence[str], steps: Sequence[int] = (8, 32)
+    out: Path, device: str, models: Sequence[str], judges: Sequence[str], steps: Sequence[int] = REPORT_STEPS
 ) -> None:
     """The decisive cells with more samples of another seed, which nothing was chosen by."""
     choice = json.loads((out / "choice.json").read_text())
-    for name, number in itertools.product(models, REPORT_STEPS):
+    for name, number in itertools.product(models, steps):
         for cell in decisive(choice[Path(name).name][str(number)], PREVIOUS[Path(name).name][number]):
             sweep = {"steps": (number,), **{axis: (value,) for axis, value in cell.items()}}
-            folder = out / "report" / Path(name).name
+            folder = out / "report" / f"{Path(name).name}-{number}"
             _evaluate(name, folder, device, sweep, REPORT_SEED, REPORT_SAMPLES, judges, "distributional")
 
 
@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="bundled models, or their directories")
+    parser.add_argument("--steps", nargs="+", type=int, default=list(REPORT_STEPS), help="of the report")
     parser.add_argument("--judge", nargs="+", default=["smollm2", "gemma3-270m"], help="judges of the report")
     parser.add_argument("--small", action="store_true", help="try the script: few cells of 8 samples")
     args = parser.parse_args()
@@ -193,7 +194,7 @@ def main() -> None:
     elif args.stage == "choose":
         print(json.dumps(choose(args.out), indent=1))
     else:
-        report(args.out, args.device, args.models, args.judge)
+        report(args.out, args.device, args.models, args.judge, args.steps)
 
 
 if __name__ == "__main__":
