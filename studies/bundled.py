@@ -88,8 +88,8 @@ def choose(out: Path) -> dict[str, Any]:
             unguided = [row for row in own if not row["guidance"]]
             found[folder.name][str(steps)] = {
                 "chosen": best(own),
-                "random order": best([row for row in unguided if row["order"] == "random"]),
                 "dilated order": best([row for row in unguided if row["order"] == "dilated"]),
+                "random order": best([row for row in unguided if row["order"] == "random"]),
             }
     (out / "choice.json").write_text(json.dumps(found, indent=1) + "\n")
     return found
