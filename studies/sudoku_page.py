@@ -4,6 +4,7 @@ Between `<!-- sudoku NAME -->` and `<!-- end -->` on the page stands a table of 
 by hand. Only finished rows count.
 """
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -16,12 +17,15 @@ import numpy as np
 from cdlm.eval.results import ResultRow, read_rows
 from cdlm.extras import require
 from cdlm.methods import METHODS
+from cdlm.sample.settings import DEFAULTS
 from cdlm.train.plot import canvas
-from studies.sudoku import CONTROLS, DONE, EXACT, EXTRA, ROWS, STEPS, register
+from studies.sudoku import CONTROLS, DONE, EXACT, EXTRA, ROWS, STEPS, TIMES, register
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "sudoku.md"
 FIGURE = ROOT / "docs" / "sudoku.png"
+DEMO_ROWS = ROOT / "cdlm" / "cli" / "sudoku_rows.json"
+"""What the figure of `cdlm demo` shows, in the package."""
 BLOCK = re.compile(r"(<!-- sudoku ([a-z0-9-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PLAIN = "plain"
 MEASURES = {"nats": 2, "valid": 3, "tv": 3, "pair_tv": 3, "distinct": 3, "solved": 3}
@@ -189,8 +193,32 @@ def plot_methods(out: Path, path: Path, side: int = 4) -> None:
     figure.savefig(path, dpi=130)
 
 
+def demo_rows(out: Path, side: int = 4) -> list[dict[str, Any]]:
+    """The rows of the figure of `cdlm demo`, with what it needs of them: the methods of the package by the plain
+    sampler, and the exact denoiser by all samplers."""
+    found = []
+    for row in finished_rows(out, side):
+        if row["model"] == EXACT or (
+            sampler_of(row) == PLAIN and row["model"] in METHODS and row["model"] not in TIMES
+        ):
+            about = {name: row[name] for name in ("task", "model", "max_length", "seed")}
+            sampling = {name: value for name, value in row["sampling"].items() if value != DEFAULTS.get(name)}
+            numbers = {
+                name: np.round(row[name], 5).tolist()
+                for name in ("nfe", "nats", "nats_interval", "valid", "valid_interval")
+                if row.get(name) is not None
+            }
+            found.append({**about, "sampling": {"steps": None, **sampling}, **numbers})
+    return found
+
+
+def write_demo_rows(out: Path, path: Path = DEMO_ROWS) -> None:
+    path.write_text("[\n" + ",\n".join(map(json.dumps, demo_rows(out))) + "\n]\n")
+
+
 def write_page(out: Path, page: Path = PAGE, figure: Path = FIGURE) -> None:
     register()
     page.write_text(fill_page(page.read_text(), out))
     plot_methods(out, figure)
-    print(f"filled {page}, drew {figure}")
+    write_demo_rows(out)
+    print(f"filled {page}, drew {figure}, wrote {DEMO_ROWS}")

@@ -1,7 +1,8 @@
-"""`cdlm demo`: a comparison of the bundled models at few steps, and two moons.
+"""`cdlm demo`: the bundled models at few steps: Sudoku grids beside the exact denoiser, then text.
 
-Both models generate one sample side by side in the same few steps, with their generation configs; then in fewer and in
-more steps, and MDLM with the plain sampler; then two moons are learned and sampled. One page shows all of it.
+A Sudoku grid fills in step by step. Then both models of text generate one sample side by side in the same few steps,
+with their generation configs; then in fewer and in more steps, and MDLM with the plain sampler. One page shows all of
+it, and the figure of the Sudoku study.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from cdlm.cli.common import console as make_console
 from cdlm.cli.common import parse, prepare_torch
 from cdlm.cli.demo_page import PageSample, demo_page
 from cdlm.cli.sample import picture
+from cdlm.cli.sudoku import SudokuConfig, watch_grids
 from cdlm.devices import Device, few_threads
-from cdlm.eval.config import MoonsConfig
 from cdlm.sample.settings import Settings, check_value, explicit, flags
 from cdlm.text.animation import animation
 from cdlm.text.template import Template
@@ -36,13 +37,14 @@ COMPARED_STEPS = (4, 32)
 """Steps of the further samples of each model."""
 PLAIN_STEPS = (8, 64)
 """Steps of the samples with the plain sampler."""
-MOONS_TRAIN_STEPS = 600
-"""Training steps on two moons: enough for the shape of the picture, which `cdlm moons` draws with 1,000."""
+NUM_GRIDS = 64
+"""Sudoku grids of each model; the page shows the first four."""
 NEXT_COMMANDS = {
     "cdlm sample": "four samples of the best bundled model",
     "cdlm sample --steps 8 --watch --num-samples 1": "one sample resolving, in as many steps as you like",
     'cdlm sample --prompt "The old house by the sea"': "continue a text",
     'cdlm sample --infill "She opened the ___ and saw ___."': "fill blanks",
+    "cdlm sudoku --steps 4": "Sudoku grids in fewer steps; --puzzle solves your own",
     "cdlm zoo": "the bundled models and their generation configs",
     "cdlm studio": 'all of that in a browser; first: pip install -c constraints.txt -e ".[studio]"',
     "cdlm train tiny-mcdlm --data data": "train a model of your own: docs/tutorial.md",
@@ -51,18 +53,16 @@ NEXT_COMMANDS = {
 
 @dataclasses.dataclass(frozen=True)
 class DemoConfig:
-    """Compare the bundled models at few steps, learn two moons, and show all of it on one page."""
+    """Show the bundled models at few steps, on Sudoku grids and on text, and write all of it to one page."""
 
     steps: int = DEFAULT_STEPS
-    """Denoising steps of the samples that are shown step by step."""
+    """Denoising steps of the texts that are shown step by step."""
     seed: int = 0
-    """Seed of the samples and of the moons."""
-    moons: bool = True
-    """Learn and sample two moons as well, the paper's first figure: a minute."""
+    """Seed of the grids and of the texts."""
     device: Device = "auto"
     """Where to compute."""
     out: Path = Path("runs/demo")
-    """Directory for index.html, the animated samples, and the moons."""
+    """Directory for index.html and the animated samples."""
 
     def __post_init__(self) -> None:
         check_value("steps", self.steps)
@@ -110,13 +110,13 @@ def main(arguments: list[str]) -> None:
 
 
 def run_demo(config: DemoConfig, console: Console | None = None) -> list[DemoSample]:
-    """Generate, compare and draw; returns the samples, those shown step by step first."""
-    from cdlm.eval.moons import run_moons
+    """Generate, compare and draw; returns the texts, those shown step by step first."""
     from cdlm.text.pipeline import load
 
     console = console or Console()
     began = time.perf_counter()
     config.out.mkdir(parents=True, exist_ok=True)
+    columns = watch_grids(SudokuConfig(num_samples=NUM_GRIDS, seed=config.seed, device=config.device), console)
     models = [load(zoo.HERE / name, config.device) for name in reversed(zoo.names())]
     with few_threads(models[0].denoiser.device, models[0].denoiser.count()):
         for model in models:
@@ -131,13 +131,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> list[DemoSam
     pictures = [write_animation(sample, config.out) for sample in samples[: len(models)]]
     shown = [PageSample(sample.model.name, sample.flags, sample.cost, sample.text) for sample in samples]
     index = config.out / "index.html"
-    index.write_text(demo_page(shown, pictures, None, NEXT_COMMANDS), encoding="utf-8")  # before the moons are learned
-    if config.moons:
-        moons = MoonsConfig(
-            train_steps=MOONS_TRAIN_STEPS, seed=config.seed, device=config.device, out=config.out / "moons"
-        )
-        run_moons(moons, console)
-        index.write_text(demo_page(shown, pictures, moons.out / "moons.png", NEXT_COMMANDS), encoding="utf-8")
+    index.write_text(demo_page(columns, shown, pictures, NEXT_COMMANDS), encoding="utf-8")
     console.print(f"\n{index} shows all of it; open it in a browser", highlight=False, markup=False, soft_wrap=True)
     seconds = time.perf_counter() - began
     console.print(f"{seconds:.0f} s in total. Next, after  . .venv/bin/activate :", highlight=False)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import html
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cdlm.methods import METHODS
@@ -13,6 +15,8 @@ from cdlm.text.sudoku import EXACT
 
 NUM_GRIDS = {4: 288, 6: 28_200_960}
 PLAIN = ""
+STUDY_ROWS = Path(__file__).with_name("sudoku_rows.json")
+"""Rows of the study in docs/sudoku.md, written by `python -m studies.sudoku --page`."""
 WIDTH, HEIGHT = 360, 260
 LEFT, RIGHT, TOP, BOTTOM = 38, 352, 12, 222
 COLOURS, REFERENCES = 10, 4
@@ -42,6 +46,11 @@ class Point:
 
 
 Series = dict[str, list[Point]]
+
+
+def study_rows() -> list[dict[str, Any]]:
+    """The rows of the study for 4 x 4 grids: all methods with the plain sampler, and the exact denoiser."""
+    return list(json.loads(STUDY_ROWS.read_text(encoding="utf-8")))
 
 
 def sudoku_figure(rows: Iterable[Mapping[str, Any]], side: int = 4) -> str:

@@ -5,6 +5,12 @@ import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdlm.cli.sudoku import Column, step_colour
+
+if TYPE_CHECKING:
+    from cdlm.text.sudoku import GridSample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +46,52 @@ code{font:.9em ui-monospace,Menlo,Consolas,monospace}.soft{color:var(--soft);fon
 """
 
 
+_BOARD_STYLE = """
+.boards{display:grid;grid-template-columns:repeat(2,minmax(0,10rem));gap:.8rem;justify-content:center}
+.board{display:block;width:100%;height:auto}
+.board text{font:bold 22px system-ui,sans-serif;text-anchor:middle;fill:#16171c}.board .conflict text{fill:#b00020}
+.board .frame{fill:none;stroke:var(--soft);stroke-width:1}.board .box{stroke:var(--ink);stroke-width:2.5}
+@media (prefers-reduced-motion:no-preference){.board g{animation:var(--shown) var(--time) infinite}}
+"""
+SHOWN_GRIDS = 4
+_STEP_SECONDS, _FINAL_SECONDS = 0.7, 4.0
+_CELL, _EDGE = 40, 3
+
+
 def demo_page(
-    samples: Sequence[PageSample], pictures: Sequence[Path], moons: Path | None, commands: Mapping[str, str]
+    columns: Sequence[Column], samples: Sequence[PageSample], pictures: Sequence[Path], commands: Mapping[str, str]
 ) -> str:
-    """The `pictures` of the first samples side by side, all samples as text, the moons if there are any, and commands
-    to try next."""
+    """The figure of the Sudoku study and the first grids of each column, then the `pictures` of the first samples side
+    by side, all samples as text, and commands to try next."""
+    from cdlm.cli import demo_figure
+    from cdlm.text.sudoku import describe_summary, summarize
+
     animated = list(zip(pictures, samples, strict=False))
     names = " and ".join(sample.model for _, sample in animated)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>CDLM: few-step samples</title><style>{_STYLE}</style></head><body>",
+        f"<title>CDLM: few-step samples</title><style>{_STYLE}{demo_figure.STYLE}{_BOARD_STYLE}</style></head><body>",
         "<h1>Few-step samples</h1>",
+        "<h2>Sudoku: few steps with ground truth</h2>",
+        "<p>There are 288 grids of 4 x 4 cells, and the exact distribution of every cell given the others is known. "
+        "How many network evaluations does a method need for valid grids? A masked model draws the cells of a step "
+        "independently: with the same order it needs no fewer nats than the exact denoiser, however it is trained. A "
+        "better order of the cells gets further; uniform models, which can change a cell again, have more valid grids. "
+        "docs/sudoku.md has the study.</p>",
+        demo_figure.sudoku_figure(demo_figure.study_rows()),
+        "<p>Grids fill in step by step. Colours show the step in which a cell was drawn, from yellow (first) to blue "
+        "(last); red digits are in their row, column or box twice.</p>",
+        '<div class="two">',
+        *(
+            f'<figure><div class="boards">{"".join(map(_board, column.samples[:SHOWN_GRIDS]))}</div><figcaption>'
+            f"{_escape(column.model.name)} {_flags(column.flags)}: "
+            f"{_escape(describe_summary(summarize(column.samples)))}; these are the first {SHOWN_GRIDS}"
+            "</figcaption></figure>"
+            for column in columns
+        ),
+        "</div>",
+        "<h2>Text</h2>",
         f"<p>{_escape(names)} start from a fully masked sequence and fill in many tokens at once, anywhere in the "
         "text, step by step. Colours show in which step a token was drawn. ∎ is the EOS token: what stands among these "
         "is shown here and left out of the text below.</p>",
@@ -71,17 +111,6 @@ def demo_page(
         ),
         "</table></div>",
     ]
-    if moons is not None:
-        parts += [
-            "<h2>Two moons: the same with a known distribution</h2>",
-            "<p>A point is a text of two tokens, its column and its row. A single step draws both independently; every "
-            "further step helps, and the exact sampler shows by how much (the first row).</p>",
-            _figure(
-                moons,
-                "Samples of each model in 1 to 50 steps",
-                "on: share of points on the moons; TV: total variation distance",
-            ),
-        ]
     parts += ["<h2>Try next</h2>", '<div class="wide"><table>']
     parts += [
         f'<tr><td class="nowrap"><code>{_escape(command)}</code></td><td>{_escape(about)}</td></tr>'
@@ -90,10 +119,44 @@ def demo_page(
     return "\n".join([*parts, "</table></div></body></html>", ""])
 
 
+def _board(sample: "GridSample") -> str:
+    """A grid as inline SVG; each cell appears in its step, again and again, unless readers prefer reduced motion."""
+    from cdlm.process.grid import box_height
+    from cdlm.text.sudoku import last_changes, written
+
+    side, steps, digits = sample.side, last_changes(sample), written(sample.cells, sample.side)
+    last, size = max(1, len(sample.states) - 1), side * _CELL
+    seconds = last * _STEP_SECONDS + _FINAL_SECONDS
+    height = box_height(side)
+    rules = []
+    for step in range(1, last + 1):
+        begin = 100 * step * _STEP_SECONDS / seconds
+        rules.append(f"@keyframes n{last}s{step}{{0%,{begin - 0.01:.2f}%{{opacity:0}}{begin:.2f}%,100%{{opacity:1}}}}")
+    rows = "; ".join(digits[first : first + side] for first in range(0, len(digits), side))
+    parts = [
+        f'<svg class="board" viewBox="{-_EDGE} {-_EDGE} {size + 2 * _EDGE} {size + 2 * _EDGE}" role="img" '
+        f'aria-label="a {side} x {side} grid: {rows}"><style>{"".join(rules)}</style>'
+    ]
+    for cell, (digit, step) in enumerate(zip(digits, steps, strict=True)):
+        x, y = cell % side * _CELL, cell // side * _CELL
+        parts.append(f'<rect class="frame" x="{x}" y="{y}" width="{_CELL}" height="{_CELL}"/>')
+        conflict = ' class="conflict"' if cell in sample.conflicts else ""
+        parts.append(
+            f'<g{conflict} style="--shown:n{last}s{step};--time:{seconds:.1f}s"><rect x="{x + 1}" y="{y + 1}" '
+            f'width="{_CELL - 2}" height="{_CELL - 2}" fill="{step_colour(step, last)}"/>'
+            f'<text x="{x + _CELL / 2:g}" y="{y + _CELL / 2 + 8:g}">{digit}</text></g>'
+        )
+    width = side // height
+    for first in range(0, side * side, height * width):
+        number = first // (height * width)
+        x, y = number % height * width * _CELL, number // height * height * _CELL
+        parts.append(f'<rect class="frame box" x="{x}" y="{y}" width="{width * _CELL}" height="{height * _CELL}"/>')
+    return "".join([*parts, "</svg>"])
+
+
 def _figure(picture: Path, alt: str, caption: str) -> str:
-    mime_type = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
     data = base64.b64encode(picture.read_bytes()).decode()
-    image = f'<img alt="{_escape(alt)}" src="data:{mime_type};base64,{data}">'
+    image = f'<img alt="{_escape(alt)}" src="data:image/svg+xml;base64,{data}">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 from cdlm.files import VERSION
 
 COMMANDS = {
-    "demo": "Show what few steps buy: two models side by side, two moons, one page.",
+    "demo": "Show what few steps buy: Sudoku grids, two models of text side by side, one page.",
     "zoo": "List the bundled models, and the best settings of each.",
     "methods": "Print the table of methods; with --run, train each for one step.",
     "sudoku": "Watch Sudoku grids fill in, step by step: models or samplers side by side.",

@@ -126,6 +126,7 @@ def test_the_page_shows_the_finished_rows(tmp_path: Path) -> None:
     assert sudoku_page.fill_page(page, RESULTS) == page, (
         "docs/sudoku.md is out of date: python -m studies.sudoku --page"
     )
+    assert json.loads(sudoku_page.DEMO_ROWS.read_text()) == sudoku_page.demo_rows(RESULTS)
     shutil.copytree(RESULTS / "4-exact", tmp_path / "4-exact")
     exact = (tmp_path / "4-exact" / "results.jsonl").read_text()
     for seed in (0, 1, 2):  # rows of a method, made up, to see that seeds are averaged
