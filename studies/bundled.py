@@ -80,8 +80,9 @@ def screen(out: Path, device: str, models: Sequence[str], small: bool = False) -
 def choose(out: Path) -> dict[str, Any]:
     """The settings that the rule chooses from the screened cells, with the controls for the report."""
     found: dict[str, Any] = {}
+    cells: dict[str, list[Cell]] = {}
     for folder in sorted(path.parent for path in out.glob("screen/*/results.jsonl")):
-        rows = screened(folder)
+        rows = cells[folder.name] = screened(folder)
         found[folder.name] = {}
         for steps in sorted({row["steps"] for row in rows}):
             own = [row for row in rows if row["steps"] == steps]
@@ -91,6 +92,7 @@ def choose(out: Path) -> dict[str, Any]:
                 "dilated order": best([row for row in unguided if row["order"] == "dilated"]),
                 "random order": best([row for row in unguided if row["order"] == "random"]),
             }
+    (out / "cells.json").write_text(json.dumps(cells) + "\n")
     (out / "choice.json").write_text(json.dumps(found, indent=1) + "\n")
     return found
 

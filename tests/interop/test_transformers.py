@@ -380,7 +380,7 @@ def test_a_generation_config_that_is_given_counts_as_arguments() -> None:
         ({"inputs": torch.zeros(1, 5, dtype=torch.long)}, ValueError, "leaves no room"),
         ({"inputs": torch.tensor([[0]]), "attention_mask": torch.ones(1, 2)}, ValueError, "attention_mask has"),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_calls_that_make_no_sense_are_refused(given: dict[str, Any], error: type[Exception], match: str) -> None:
     model = wrap(lively(masked(V)), {"max_length": 4})
