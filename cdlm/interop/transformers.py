@@ -5,7 +5,7 @@ Times lie in [0, 1], where 1 is pure noise; one for each sequence, or one for al
 takes none. `labels` adds a loss: the mean cross entropy where they are not -100.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,8 @@ class CDLMForMaskedLM(PreTrainedModel):
 
     config_class = CDLMConfig  # type: ignore[mutable-override]
     main_input_name = "input_ids"
+    # a joint head belongs to sampling: the trunk predicts by itself
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"joint_head\."]  # type: ignore[mutable-override]
 
     def __init__(self, config: CDLMConfig) -> None:
         super().__init__(config)
@@ -81,7 +83,7 @@ class CDLMForMaskedLM(PreTrainedModel):
             prior = self.get_buffer("prior").detach().double().cpu()
             process = Process(self.config.vocab_size, prior / prior.sum(), noise)
             with torch.device("meta"):
-                found = Denoiser(NetworkConfig(**self.config.network), process)
+                found = Denoiser(NetworkConfig(**{**self.config.network, "joint_layers": 0}), process)
             found.backbone = self.backbone
             self._built.append(found)
         return self._built[0]

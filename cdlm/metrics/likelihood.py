@@ -1,9 +1,10 @@
 """The negative evidence lower bound of a model on data, in nats per token; exact for an autoregressive one.
 
 There is one for the model, that is for a sampler of infinitely many steps, and one for a sampler of few steps, which
-draws the tokens of a hop independently of each other and pays for it.
+draws the tokens of a hop independently of each other and pays for it, or one after the other by a joint head.
 """
 
+import dataclasses
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from cdlm.methods import METHODS
 from cdlm.model.denoiser import Denoiser
-from cdlm.objective.loss import Term, weighted_divergence
+from cdlm.objective.loss import Reduction, Term, student_hidden, weighted_divergence
 from cdlm.rng import Rng, seeded
 from cdlm.types import Tokens
 
@@ -48,11 +49,11 @@ def repeated_nelbo(
     return nelbo_estimates(denoiser, x0.repeat_interleave(times, 0), stratum, rng, rows, term).view(n, times)
 
 
-def few_step_term(denoiser: Denoiser, steps: int, order: str = "random") -> Term:
+def few_step_term(denoiser: Denoiser, steps: int, order: str = "random", reduction: Reduction = "positions") -> Term:
     """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
-    random, a bound of it."""
+    random, a bound of it. With the reduction "sequence", of the sampler that draws by the joint head."""
     (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
-    return term
+    return dataclasses.replace(term, reduction=reduction)
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def nelbo_estimates(
     found = []
     for part in torch.arange(len(x0)).split(rows):
         pair = term.draw(x0[part.to(x0.device)], 0.0, stratum[part], rng.batch, rng[part], None)
-        hidden = denoiser.features(pair.student_input, pair.alpha_t).flatten(0, 1)
+        hidden = student_hidden(term, pair, denoiser, denoiser.features(pair.student_input, pair.alpha_t))
         length, sums = pair.x0.shape[1], torch.zeros(len(part), dtype=torch.float64)
         for summands in term.summands(pair, chunk=CHUNK_SIZE):
             nats = weighted_divergence(summands, denoiser, hidden)

@@ -36,6 +36,8 @@ class TrainConfig:
     init_from: Path | None = None
     """Model directory, run or bundled model (see `cdlm zoo`) to start from; required by methods that distil a model.
     Weights are random otherwise."""
+    freeze_trunk: bool = False
+    """Train the joint head alone; all other weights stay those of the model to start from."""
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     prior: str = "auto"
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
@@ -257,6 +259,6 @@ RENAMED = {
     "keep": "keep_checkpoints",
 }
 """Settings of earlier versions and their present names."""
-_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto"}
-_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False}
+_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto", "freeze_trunk": False}
+_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False, "joint_layers": 0}
 """Settings that were added later, with the values that reproduce the versions without them."""
