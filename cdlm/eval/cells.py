@@ -83,11 +83,12 @@ def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
     Numbers that only some samplers read hold for those alone: --steps not for first-hitting, --eta only for correctors,
     --entropy-bound only for that order. So the sampler is found without them first.
     """
-    process, posterior = model.denoiser.process, model.posterior
+    process, posterior, joint_head = model.denoiser.process, model.posterior, model.denoiser.joint_head is not None
     partial = [name for name, spec in SPECS.items() if spec.explicit and spec.choices is None]
     others = {name: value for name, value in given.items() if name not in partial}
-    read = SAMPLERS[resolve(others, process, posterior).sampler].settings
-    return resolve({name: value for name, value in given.items() if name in others or name in read}, process, posterior)
+    read = SAMPLERS[resolve(others, process, posterior, joint_head=joint_head).sampler].settings
+    values = {name: value for name, value in given.items() if name in others or name in read}
+    return resolve(values, process, posterior, joint_head=joint_head)
 
 
 def few_step_samplers(cell: EvalCell, config: EvalConfig) -> list[tuple[int, str]]:

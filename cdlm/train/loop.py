@@ -109,6 +109,8 @@ def _check_custom(config: TrainConfig, network: nn.Module) -> None:
     """Refuse settings that work with the network of the package only."""
     if isinstance(network, Denoiser):
         raise ValueError("network must be the network itself, not a Denoiser around it")
+    if parse_method(config.method)[0].joint_head:
+        raise ValueError("a joint head is part of the network of cdlm; train your own with another method")
     if config.optimizer == "muon":
         raise ValueError("--optimizer muon chooses among the matrices of the network of cdlm; use adamw with your own")
     if config.compile:
@@ -423,11 +425,15 @@ def _base_training(config: TrainConfig) -> dict[str, Any] | None:
 
 
 def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
-    """The settings that the model this run starts from is best used with, which hold for the run as well."""
+    """The settings that the model this run starts from is best used with, which hold for the run as well; but not those
+    of another sampler, if the run adds a joint head."""
     if config.init_from is None:
         return {}
     directory = newest(zoo.found(config.init_from))
-    return read_generation_config(directory, read_model_config(directory))
+    described = read_model_config(directory)
+    if config.network.joint_layers and not described.get("network", {}).get("joint_layers"):
+        return {}
+    return read_generation_config(directory, described)
 
 
 def _check_finite(
