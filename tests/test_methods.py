@@ -65,7 +65,7 @@ TABLE = {
     "mcdlm-guided": {"consistency": (Bridge, Network, kl, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
     "few-step": {"hop": (Bridge, Revealed, kl, inverse_step)},
     "joint": {
-        **{f"{n} steps": (Bridge, Revealed, kl, inverse_step) for n in (1, 2, 4, 8, 16, 32)},
+        **{f"{n} steps": (Ordered, Revealed, kl, inverse_step) for n in (1, 2, 4, 8, 16, 32)},
         **{f"{n} steps, dilated": (Ordered, Revealed, kl, inverse_step) for n in (2, 4, 8, 16, 32)},
     },
     "sdtt": {"distillation": (Rollout, Network, reverse_kl, unit)},

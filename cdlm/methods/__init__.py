@@ -19,6 +19,7 @@ from cdlm.methods.ingredients import (
     coupling_along,
     doubling,
     gaussian_of,
+    sampler_coupling,
 )
 from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.objective.divergence import FLOOR, kl, rate_kl, reverse_kl
@@ -211,7 +212,7 @@ def joint(
             Term(
                 f"{n} steps" + ("" if order == "random" else f", {order}"),
                 Times(constant(1 / n), constant(1 / n), whole=True),
-                coupling_along(process, order, n),
+                sampler_coupling(process, order, n),
                 Revealed(),
                 kl,
                 inverse_step,

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cdlm.methods import METHODS
+from cdlm.methods.ingredients import sampler_coupling
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.loss import Reduction, Term, student_hidden, weighted_divergence
 from cdlm.rng import Rng, seeded
@@ -52,8 +53,11 @@ def repeated_nelbo(
 def few_step_term(denoiser: Denoiser, steps: int, order: str = "random", reduction: Reduction = "positions") -> Term:
     """What a sampler of so many steps in this order says of a text: minus its log-likelihood, or, as the order is
     random, a bound of it. With the reduction "sequence", of the sampler that draws by the joint head."""
-    (term,) = METHODS["few-step"](denoiser.process, total=1, steps=steps, order=order).terms
-    return dataclasses.replace(term, reduction=reduction)
+    process = denoiser.process
+    (term,) = METHODS["few-step"](process, total=1, steps=steps, order=order).terms
+    if reduction == "positions" or process is None:
+        return term
+    return dataclasses.replace(term, coupling=sampler_coupling(process, order, steps), reduction=reduction)
 
 
 @torch.no_grad()

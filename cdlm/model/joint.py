@@ -74,9 +74,9 @@ class JointHead(nn.Module):
 
 
 def gap_bucket(gap: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """Which embedding a distance of at least 1 has."""
-    beyond = (gap.clamp(min=EXACT_GAPS).double() / EXACT_GAPS).log2().floor().long()
-    return torch.where(gap <= EXACT_GAPS, gap - 1, EXACT_GAPS + beyond).clamp(max=NUM_GAPS - 1)
+    """Which embedding a distance of at least 1 has; any one for those of padding, which are below."""
+    beyond = (gap.clamp(min=EXACT_GAPS).float() / EXACT_GAPS).log2().floor().long()
+    return torch.where(gap <= EXACT_GAPS, gap - 1, EXACT_GAPS + beyond).clamp(0, NUM_GAPS - 1)
 
 
 def revealed_first(revealed: Bool[Tensor, "b l"]) -> tuple[Places, Bool[Tensor, "b k"]]:

@@ -1,0 +1,112 @@
+"""The study of the joint head: its loss is that of the method, its reference is exact, and it runs."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cdlm.methods import METHODS
+from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.model.config import NetworkConfig
+from cdlm.model.denoiser import Denoiser
+from cdlm.model.joint import JointHead
+from cdlm.process import masked
+from cdlm.rng import seeded
+from studies.joint import (
+    VARIANTS,
+    Trunk,
+    bounds,
+    draw_pairs,
+    exact_factorised,
+    grids,
+    hop_nats,
+    hops_of,
+    main,
+    of_rows,
+    train_heads,
+)
+
+V, L, B = 7, 12, 22
+
+
+@pytest.fixture
+def network() -> Denoiser:
+    config = NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, cond_dim=8, dropout=0.0, joint_layers=1)
+    net = Denoiser(config, masked(V))
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    return net
+
+
+def data(step: int) -> torch.Tensor:
+    return seeded(step, "x", batch=B).integers(L, 3)
+
+
+def test_the_loss_of_the_study_is_that_of_the_method(network: Denoiser) -> None:
+    objective, rng = METHODS["joint"](network.process, 1), seeded(0, batch=B)
+    expected = objective.loss(network, None, data(0), 0, rng).total
+    trunk = Trunk(network)
+    pairs = draw_pairs(objective, data(0), 0, rng)
+    found = trunk.features(pairs)
+    weight = of_rows(pairs, found, torch.cat([1 / (pair.t - pair.s) for pair in pairs]))
+    nats = trunk.nats(found, VARIANTS["lr 1e-3"], network.joint_head)
+    assert float((nats * weight).sum() / (B * L)) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_the_bound_of_the_study_is_that_of_the_package(network: Denoiser) -> None:
+    head = network.joint_head
+    assert head is not None
+    found = bounds(Trunk(network), {"head": (VARIANTS["lr 1e-3"], head)}, data(1), 2, "dilated", "float32", 2, 5)
+    for name, reduction in (("factorised", "positions"), ("head", "sequence")):
+        truth = repeated_nelbo(network, data(1), 2, 0, 64, few_step_term(network, 2, "dilated", reduction))
+        error = float((found[name].mean() - truth.mean()).abs())
+        assert error < 5 * float((found[name] - truth.mean(-1)).std()) / B**0.5
+
+
+def test_heads_of_every_variant_learn_and_start_as_the_trunk(network: Denoiser) -> None:
+    trunk = Trunk(network)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    chosen = {name: VARIANTS[name] for name in ("lr 3e-3", "before norm", "gate", "2 blocks", "per token")}
+    heads, _ = train_heads(trunk, chosen, data, 1.0, "float32", 0, max_steps=0)
+    at_start = bounds(trunk, {k: (chosen[k], heads[k]) for k in chosen}, data(9), 1, "random", "float32", 1, 64)
+    for name in chosen:
+        assert torch.allclose(at_start[name], at_start["factorised"], rtol=1e-4)
+    heads, log = train_heads(trunk, chosen, data, 1.0, "float32", 0, max_steps=25)
+    assert log[-1]["step"] == 25
+    after = bounds(trunk, {k: (chosen[k], heads[k]) for k in chosen}, data(9), 1, "random", "float32", 1, 64)
+    for name in ("lr 3e-3", "2 blocks"):
+        assert float(after[name].mean()) < float(after["factorised"].mean())
+    assert all(isinstance(head, JointHead) for head in heads.values())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_the_exact_reference_of_sudoku() -> None:
+    every = grids()
+    assert len(every) == 288
+    x_t = every[:3].clone()
+    x_t[0], x_t[1, 0] = 4, 4
+    law = exact_factorised(every, x_t).exp()
+    assert torch.allclose(law[0], torch.full((16, 4), 0.25, dtype=torch.float64))
+    assert law[1, 0, every[1, 0]] == 1  # the last cell follows from the others
+    term = hops_of(masked(4), 1)
+    nats = hop_nats(term, every[:5], lambda pair: exact_factorised(every, pair.x_t), 0)
+    assert nats.tolist() == pytest.approx([16 * math.log(4)] * 5)
+
+
+def test_sudoku_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sys.argv",
+        ["joint", "sudoku", "--minutes", "0.002", "--sequences", "400", "--samples", "20", "--out", str(tmp_path)],
+    )
+    threads = torch.get_num_threads()
+    main()
+    torch.set_num_threads(threads)
+    result = json.loads((tmp_path / "sudoku.json").read_text())
+    assert result["rows"].keys() == {"exact factorised", "mdlm", "joint"}
+    exact = [cell["nats"] for cell in result["rows"]["exact factorised"].values()]
+    assert exact[0] == pytest.approx(16 * math.log(4))
+    assert result["entropy"] == pytest.approx(math.log(288))
+    assert exact == sorted(exact, reverse=True)
+    assert exact[-1] > result["entropy"]
