@@ -42,6 +42,7 @@ ORDER = {
         "paper",
         "choices",
         "peers",
+        "joint",
         "moons",
         "study",
         "study-samples",
