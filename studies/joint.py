@@ -36,7 +36,7 @@ from cdlm.methods import METHODS
 from cdlm.metrics.likelihood import few_step_term
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
-from cdlm.model.joint import JointHead, conditioned, gap_bucket
+from cdlm.model.joint import EXACT_GAPS, NUM_GAPS, JointHead, conditioned, gap_bucket
 from cdlm.objective import Objective, Pair, Reduction, Term
 from cdlm.objective.loss import split
 from cdlm.process import Process, masked
@@ -78,11 +78,14 @@ VARIANTS = {
 
 
 class GatedHead(JointHead):
-    """A joint head whose output has a gate for each distance, open at the start."""
+    """A joint head whose output has a gate for each distance: 1 / distance at the start, so that tokens far apart stay
+    as independent as in the trunk until there is something to learn."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__(config)
-        self.gate = torch.nn.Parameter(torch.ones(len(self.gap_embed)))
+        bucket = torch.arange(NUM_GAPS)
+        distance = torch.where(bucket < EXACT_GAPS, bucket + 1, EXACT_GAPS * 2.0 ** (bucket - EXACT_GAPS))
+        self.gate = torch.nn.Parameter(1 / distance)
 
     def forward(self, hidden: Tensor, previous_token: Tensor, position: Tensor, previous: Tensor, *rest: Any) -> Tensor:
         found = super().forward(hidden, previous_token, position, previous, *rest)
