@@ -12,7 +12,6 @@ DATA is made with `cdlm prepare ... --tokenizer mdlm --seq-length 256 --packing 
 """
 
 import argparse
-import copy
 import dataclasses
 import itertools
 import json
@@ -311,7 +310,8 @@ def save_model(pipe: Pipeline, head: JointHead, folder: Path) -> None:
     trunk = pipe.denoiser
     config = dataclasses.replace(trunk.config, joint_layers=len(head.blocks))
     joined = Denoiser(config, trunk.process)
-    joined.backbone, joined.joint_head = trunk.backbone, copy.deepcopy(head)
+    weights = {f"joint_head.{name}": value for name, value in head.state_dict().items()}
+    joined.load_state_dict(trunk.state_dict() | weights)
     dataclasses.replace(pipe, denoiser=joined, generation_config={}).save_pretrained(folder, dtype="bfloat16")
 
 

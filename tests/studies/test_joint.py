@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import cdlm
+from cdlm.data.config import PrepareConfig
+from cdlm.data.prepare import prepare
 from cdlm.methods import METHODS
 from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.joint import JointHead
+from cdlm.model.pretrained import save_denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded
 from studies.joint import (
@@ -80,6 +84,25 @@ def test_heads_of_every_variant_learn_and_start_as_the_trunk(network: Denoiser) 
         assert float(after[name].mean()) < float(after["factorised"].mean())
     assert all(isinstance(head, JointHead) for head in heads.values())
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_text_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, tokens, model, out = (tmp_path / name for name in ("text.txt", "tokens", "model", "out"))
+    text.write_text("\n<|endoftext|>\n".join(["the cat sees fish. " * 40] * 8))
+    prepare(PrepareConfig((str(text),), tokens, packing="plain", seq_length=16, valid_documents=2))
+    config = NetworkConfig(hidden_size=16, num_layers=1, num_heads=2, cond_dim=8, dropout=0.0)
+    save_denoiser(Denoiser(config, masked(257)), model)
+    (model / "tokenizer.json").write_bytes((tokens / "tokenizer.json").read_bytes())
+    sizes = ["--max-steps", "2", "--batch-size", "11", "--sequences", "3", "--hops", "1", "--variants", "2 blocks"]
+    flags = ["--data", str(tokens), "--model", str(model), "--out", str(out), "--device", "cpu", *sizes]
+    monkeypatch.setattr("sys.argv", ["joint", "text", *flags])
+    main()
+    result = json.loads((out / "text.json").read_text())
+    assert len(result["bounds"]) == 11
+    assert result["best"] == "2 blocks"
+    pipe = cdlm.load(out / "2-blocks", "cpu")
+    assert pipe.denoiser.config.joint_layers == 2
+    assert pipe.resolve({"steps": 2}).sampler == "joint"
 
 
 def test_the_exact_reference_of_sudoku() -> None:
