@@ -77,6 +77,8 @@ def model_config(denoiser: Denoiser) -> dict[str, Any]:
     config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab_size": denoiser.vocab, "process": None}
     custom = denoiser.custom_network
     config["network"] = {CUSTOM: custom} if custom else dataclasses.asdict(denoiser.config)
+    if config["network"].get("joint_layers") == 0:  # earlier versions read models without a joint head
+        del config["network"]["joint_layers"]
     if denoiser.process is not None:
         noise = denoiser.process.noise
         schedule = next(name for name, kind in SCHEDULES.items() if type(noise) is kind)
