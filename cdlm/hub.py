@@ -4,8 +4,9 @@ cdlm.load("runs/small-mcdlm").save_pretrained("my-model", dtype="bfloat16")
 cdlm push my-model owner/name
 cdlm pull owner/name my-copy
 
-`folder_of` finds a model by any of its names, `write_folder` writes one that stands alone, with a card and code for
-`transformers`; `push` and `pull` exchange it with the model hub. torch is imported by what opens or writes a model.
+`model_directory` finds a model by any of its names. `write_model_directory` writes a self-contained one, with a model
+card and code for `transformers`; `push` and `pull` exchange it with the model hub. torch is imported by what opens or
+writes a model.
 """
 
 import difflib
@@ -43,10 +44,12 @@ class ModelNotFoundError(ValueError):
         self.source = Path(source)
 
 
-def folder_of(source: str | Path) -> Path:
-    """A folder here, a model that comes with the package, or a copy of a repository of the model hub; the hub is not
-    asked for what is meant as a path."""
-    path = zoo.found(Path(source).expanduser())
+def model_directory(source: str | Path, code: bool = False) -> Path:
+    """The directory of a model: a local one, a bundled model, or a download of a repository of the model hub.
+
+    The hub is not asked for what is meant as a path. Python files are downloaded if the `code` is trusted.
+    """
+    path = zoo.locate(Path(source).expanduser())
     if path.exists():
         return path
     if path.parent.is_dir() or path.parts[:1] == ("runs",) or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
@@ -56,19 +59,21 @@ def folder_of(source: str | Path) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         raise ValueError(
-            f"there is no folder {source}; to fetch it from the model hub: pip install huggingface-hub"
+            f"there is no directory {source}; to fetch it from the model hub: pip install huggingface-hub"
         ) from None
     try:
-        return Path(snapshot_download(str(source), allow_patterns=NEEDED))
+        return Path(snapshot_download(str(source), allow_patterns=[*NEEDED, "*.py"] if code else NEEDED))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
-            f"there is no folder {source}, and the model hub did not give it either: {reason(error)}"
+            f"there is no directory {source}, and the model hub did not give it either: {reason(error)}"
         ) from None
 
 
-def hub_silence() -> str | None:
-    """Why the model hub does not answer, in a few words; None if it does. One question, where its client asks again
-    and again. What is in its cache can be had without it."""
+def hub_connection_error() -> str | None:
+    """Why the model hub cannot be reached, in a few words; None if it can.
+
+    This is a single request, where the hub's client would retry. Cached files are available without a connection.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -86,8 +91,8 @@ def reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
-    """Labels and models of a command: LABEL=MODEL, or a model that is called by the name of its folder."""
+def parse_models(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Labels and models of a command: LABEL=MODEL, or a model that is labelled with the name of its directory."""
     words = (word.partition("=") for word in models)
     found = [(first, source) if equals else (Path(first).name, first) for first, equals, source in words]
     labels = [label for label, _ in found]
@@ -97,7 +102,7 @@ def labelled(models: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def write_folder(
+def write_model_directory(
     denoiser: "Denoiser",
     tokenizer_folder: Path,
     about: dict[str, Any],
@@ -106,7 +111,7 @@ def write_folder(
     rows: Sequence[Mapping[str, Any]] = (),
     part: int | None = None,
 ) -> Path:
-    """A model folder for others: weights, tokenizer, how to sample it, a card, and code that transformers runs.
+    """Write a self-contained model directory: weights, tokenizer, generation config, card, and code for transformers.
 
     A README.md that is there already and not a card of ours stays as it is.
     """
@@ -119,16 +124,16 @@ def write_folder(
             f"only a network of cdlm can be exported (got {denoiser.custom_network}); share its checkpoint instead, "
             "which cdlm.load opens with the same network"
         )
-    if (out / "config.json").exists():
-        raise ValueError(f"{out} holds a model already; name another folder, or remove it first")
+    check_free(out)
     pretrained.save_denoiser(denoiser, out, getattr(torch, dtype), part)
     config = pretrained.read_model_config(out) | about
+    kind = "CausalLM" if denoiser.process is None else "MaskedLM"
+    name, model = Path(CODE).stem, f"CDLMFor{kind}"
+    config |= {"model_type": "cdlm", "architectures": [model]}
+    config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", f"AutoModelFor{kind}": f"{name}.{model}"}
     if denoiser.process is not None:
-        name = Path(CODE).stem
-        config |= {"model_type": "cdlm", "architectures": ["CDLMForMaskedLM"]}
-        config["auto_map"] = {"AutoConfig": f"{name}.CDLMConfig", "AutoModelForMaskedLM": f"{name}.CDLMForMaskedLM"}
         config["process"]["num_states"] = denoiser.process.states
-        (out / CODE).write_text(_CODE)
+    (out / CODE).write_bytes((Path(__file__).parent / "interop" / CODE).read_bytes())
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in ("tokenizer.json", "vocab.json", "merges.txt"):
         if (tokenizer_folder / file).is_file():
@@ -137,8 +142,14 @@ def write_folder(
     return out
 
 
+def check_free(out: Path) -> None:
+    """Refuse to write over a model."""
+    if (out / "config.json").exists():
+        raise ValueError(f"{out} holds a model already; name another directory, or remove it first")
+
+
 def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """The card of a model folder, under the name that one loads it by; the README.md of another hand is not touched."""
+    """Write the card of a model directory, with the name to load it by; a README.md of the user's is not touched."""
     from cdlm.model import pretrained
 
     path = folder / "README.md"
@@ -147,7 +158,7 @@ def write_card(folder: Path, name: str, parameters: int, rows: Sequence[Mapping[
 
 
 def push(folder: Path, to: str, private: bool = False) -> str:
-    """Upload a directory that `write_folder` has written; returns what to type next."""
+    """Upload a directory that `write_model_directory` has written; returns what to type next."""
     check_id(to)
     api = _hub().HfApi()
     try:
@@ -168,7 +179,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 
     check_id(source)
     if out.exists():
-        raise ValueError(f"{out} exists; name another folder, or remove it first")
+        raise ValueError(f"{out} exists; name another directory, or remove it first")
     hub = _hub()
     kept: Path | None = None
     try:
@@ -183,7 +194,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
     except Exception as error:  # of whatever the client's network is built on, which changes with its version
         raise ValueError(
             f"the model hub did not give {source}: {reason(error)}; check the name and the connection and run "
-            "it again, or copy the model's folder from a machine that has it"
+            "it again, or copy the model's directory from a machine that has it"
         ) from None
     pretrained.load_denoiser(kept or aside)  # what cannot be opened is not handed over
     if kept is not None:
@@ -197,6 +208,7 @@ def pull(source: str, out: Path, revision: str | None = None) -> Path:
 def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The README.md of a model: what it is, how it was made, how to use it, and what was measured."""
     from cdlm.methods.spec import method_name
+    from cdlm.model.pretrained import custom_network
 
     training = config.get("training") or {}
     max_length = (config.get("text") or {}).get("max_length")
@@ -224,13 +236,17 @@ def card(name: str, config: dict[str, Any], parameters: int, rows: Sequence[Mapp
         "print(model.sample(steps=16)[0])",
     ]
     lines += ["```", ""]
-    if process is not None:
-        lines += ["With transformers, where cdlm is installed:", "", "```python"]
-        lines += ["import torch", "from transformers import AutoModelForMaskedLM", ""]
-        lines += [
-            f'model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True, dtype=torch.float32)'
-        ]
-        lines += ["logits = model(input_ids, timesteps=0.5).logits", "```", ""]
+    if not custom_network(config):
+        kind = "AutoModelForCausalLM" if process is None else "AutoModelForMaskedLM"
+        lines += ["With transformers alone:", "", "```python", f"from transformers import {kind}, AutoTokenizer", ""]
+        lines += [f'model = {kind}.from_pretrained("{name}", trust_remote_code=True, dtype="float32")']
+        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)']
+        lines += ['prompt = tokenizer("Once", return_tensors="pt")']
+        if process is None:
+            lines += ["sequences = model.generate(**prompt, max_new_tokens=32, do_sample=True)"]
+        else:
+            lines += ["sequences = model.generate(**prompt, max_denoising_steps=16).sequences"]
+        lines += ["print(tokenizer.decode(sequences[0], skip_special_tokens=True))", "```", ""]
     judged = [row for row in rows if "ppl" in row and row["task"] == "unconditional"]
     if judged:
         lines += [
@@ -271,12 +287,13 @@ def check_id(name: str) -> None:
 
 
 def _instead(missing: Path) -> str:
-    """What may have been meant by a folder that is not there: one of a similar name."""
+    """What may have been meant by a directory that is not there: one of a similar name."""
     folders = [folder for place in {missing.parent, Path("runs")} for folder in sorted(place.glob("*/"))]
     known = {
         str(one): one.name for one in folders if any((one / file).is_file() for file in ("run.json", "config.json"))
     }
-    there = known | {name: name for name in zoo.names() if missing.parent == Path()}
+    bundled = [*zoo.names(), *zoo.sudoku_names().values()]
+    there = known | {name: name for name in bundled if missing.parent == Path()}
     near = [missing.name] if missing.name in there.values() else []
     near = near or [name for name in there.values() if name.startswith(missing.name.lower())]
     near = near or difflib.get_close_matches(missing.name.lower(), there.values(), n=3)
@@ -284,13 +301,5 @@ def _instead(missing: Path) -> str:
     if meant:
         return f"did you mean {meant}?"
     runs = f" (there are: {', '.join(sorted(known))})" if 0 < len(known) <= 10 else ""
-    models = f"a model of cdlm zoo ({', '.join(zoo.names())})"
-    return f"give a folder with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"
-
-
-_CODE = '''"""Lets transformers open this folder; the model itself is in the package cdlm (install its checkout)."""
-
-from cdlm.interop.transformers import CDLMConfig, CDLMForMaskedLM
-
-__all__ = ["CDLMConfig", "CDLMForMaskedLM"]
-'''
+    models = f"a model of cdlm zoo ({', '.join(bundled)})"
+    return f"give a directory with config.json and model.safetensors, a run{runs}, {models}, or a hub id, owner/name"

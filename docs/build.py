@@ -1,7 +1,7 @@
 """Two small generators.
 
 python docs/build.py --out site     README.md and docs/*.md as HTML: a navigation, one stylesheet, no scripts
-python docs/build.py --api          docs/api.md, from the docstrings of the package, and the tables of docs/sampling.md
+python docs/build.py --api          docs/api.md, from the docstrings of the package, and the generated tables of pages
 
 A link to a page, a heading or a file that is not there is an error.
 """
@@ -33,9 +33,12 @@ ORDER = {
         "sampling",
         "python",
         "evaluation",
+        "distributional",
         "harness",
         "studio",
         "hub",
+        "transformers",
+        "backbones",
         "diffusers",
     ),
     "Understand": (
@@ -44,6 +47,7 @@ ORDER = {
         "peers",
         "joint",
         "moons",
+        "sudoku",
         "study",
         "study-samples",
         "ablations",
@@ -316,12 +320,13 @@ METHODS_OF_PIPELINE = (
 )  # fmt: skip
 
 
-def with_tables(page: str) -> str:
-    """docs/sampling.md with the tables of samplers and settings as the code has them."""
-    for name, table in (("samplers", samplers()), ("settings", settings())):
-        begin = f"<!-- {name} -->\n"
+def with_tables(name: str) -> str:
+    """A page with its tables as the code has them."""
+    page = (DOCS / name).read_text()
+    for title, table in TABLES[name].items():
+        begin = f"<!-- {title} -->\n"
         before, after = page.split(begin)
-        page = before + begin + "\n".join(table) + "\n" + after[after.index("<!-- end -->") :]
+        page = before + begin + "\n".join(table()) + "\n" + after[after.index("<!-- end -->") :]
     return page
 
 
@@ -419,15 +424,39 @@ def paths(description: dict[str, Any]) -> list[str]:
     return found
 
 
+def columns() -> list[str]:
+    """The columns of the distributional protocol."""
+    from cdlm.eval.columns import COLUMNS
+
+    rows = [f"| {column.title} | `{name}` | {column.about} |" for name, column in COLUMNS.items()]
+    return ["| column | in results | |", "| --- | --- | --- |", *rows]
+
+
+def naive_samplers() -> list[str]:
+    """The samplers that know nothing of language."""
+    from cdlm.eval.naive import NAIVE_SAMPLERS
+
+    rows = [f"| {name} | {sampler.about} |" for name, sampler in NAIVE_SAMPLERS.items()]
+    return ["| naive sampler | |", "| --- | --- |", *rows]
+
+
+TABLES = {
+    "sampling.md": {"samplers": samplers, "settings": settings},
+    "distributional.md": {"columns": columns, "naive samplers": naive_samplers},
+}
+"""Tables that are generated, by page and by the comment before them."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the site")
-    parser.add_argument("--api", action="store_true", help="write docs/api.md and the tables of docs/sampling.md")
+    parser.add_argument("--api", action="store_true", help="write docs/api.md and the generated tables of other pages")
     chosen = parser.parse_args(arguments)
     if chosen.api:
         (DOCS / "api.md").write_text(api())
-        (DOCS / "sampling.md").write_text(with_tables((DOCS / "sampling.md").read_text()))
-        print(f"wrote {DOCS / 'api.md'} and the tables of {DOCS / 'sampling.md'}")
+        for name in TABLES:
+            (DOCS / name).write_text(with_tables(name))
+        print(f"wrote {DOCS / 'api.md'} and the tables of {', '.join(TABLES)}")
     if chosen.out:
         try:
             pages = build(DOCS.parent, chosen.out)

@@ -5,8 +5,8 @@
 
 `text` trains heads on the frozen trunk of a bundled model: all variants on the same batches, whose trunk features are
 computed once. Samplers of 1, 2, 4, ... steps in random and in dilated order are then bounded on held-out text, by the
-trunk alone and by every variant on the same draws. `sudoku` trains small networks from scratch, and compares them with
-the best that a factorised model can be: the exact posterior of the 288 grids.
+trunk alone and by every variant on the same draws. `sudoku` trains small networks from scratch, and measures them as
+`cdlm eval --tasks sudoku` does, beside the best that a factorised model can be: the exact posterior of the 288 grids.
 
 DATA is made with `cdlm prepare ... --tokenizer mdlm --seq-length 256 --packing sentences`.
 """
@@ -29,24 +29,23 @@ from rich.table import Table
 from torch import Tensor
 
 import cdlm
+from cdlm.data.sudoku import ExactSudoku, all_grids
 from cdlm.data.tokens import open_tokens
 from cdlm.devices import autocast, pick_device, send
+from cdlm.eval.sudoku import measure_grids
 from cdlm.methods import METHODS
-from cdlm.metrics.likelihood import few_step_term
-from cdlm.model.config import NetworkConfig
+from cdlm.model.config import SIZES, NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.joint import EXACT_GAPS, NUM_GAPS, JointHead, conditioned, gap_bucket
-from cdlm.objective import Objective, Pair, Reduction, Term
+from cdlm.objective import Objective, Pair, Term
 from cdlm.objective.loss import split
 from cdlm.process import Process, masked
 from cdlm.rng import Rng, seeded
-from cdlm.sample.draw import last
-from cdlm.sample.generate import generate
 from cdlm.sample.settings import resolve
 from cdlm.text.pipeline import Pipeline
 from cdlm.types import Tokens
 
-STEPS = (1, 2, 4, 8, 16, 32)
+STEPS = {"text": (1, 2, 4, 8, 16, 32), "sudoku": (1, 2, 4, 8, 16)}
 WEIGHT_DECAY = 0.0
 CHUNK = 8192
 
@@ -205,6 +204,12 @@ def train_heads(
     return heads, [*log, {"step": step, "seconds": round(time.perf_counter() - began, 1)}]
 
 
+def hops_of(process: Process, steps: int, order: str) -> Term:
+    """The hops of a sampler of so many steps in random or dilated order."""
+    (term,) = METHODS["joint"](process, 1, steps=steps, most=steps, dilated=float(order == "dilated")).terms
+    return term
+
+
 @torch.no_grad()
 def bounds(
     trunk: Trunk,
@@ -220,7 +225,7 @@ def bounds(
     """The bound of a sampler for each sequence in nats per token: by the trunk alone, and by each head on the same
     `hops` hops, stratified over the steps."""
     device, count = trunk.denoiser.device, min(hops, steps)
-    term = few_step_term(trunk.denoiser, steps, order, "sequence")
+    term = hops_of(trunk.denoiser.process, steps, order)
     n = len(x0)
     ranks = seeded(seed, "order", batch=n).uniform(count).argsort(0)
     stratum = (torch.arange(count) * n + ranks).flatten()
@@ -261,7 +266,7 @@ def study_text(options: argparse.Namespace) -> None:
     for name in ("factorised", *chosen):
         table.add_column(name, justify="right")
     paired = {name: (chosen[name], heads[name].eval()) for name in chosen}
-    for order, steps in itertools.product(("random", "dilated"), STEPS):
+    for order, steps in itertools.product(("random", "dilated"), options.steps):
         if order == "dilated" and steps == 1:
             continue
         found = bounds(trunk, paired, x0, steps, order, dtype, options.hops, options.batch_size)
@@ -318,102 +323,41 @@ def save_model(pipe: Pipeline, head: JointHead, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- 4 x 4 grids
 
 
-def grids() -> Tokens:
-    """The 288 Sudoku grids of side 4, row by row."""
-    permutations = list(itertools.permutations(range(4)))
-    found = []
-    for rows in itertools.product(permutations, repeat=4):
-        columns = all(len({row[k] for row in rows}) == 4 for k in range(4))
-        boxes = all(len({rows[r + i][c + j] for i in (0, 1) for j in (0, 1)}) == 4 for r in (0, 2) for c in (0, 2))
-        if columns and boxes:
-            found.append([token for row in rows for token in row])
-    return torch.tensor(found)
-
-
-def exact_factorised(every: Tokens, x_t: Tokens) -> Float[Tensor, "b l v"]:
-    """Log-probabilities of the exact marginals of each cell given what is visible: no factorised model is better."""
-    consistent = ((x_t[:, None] == every) | (x_t[:, None] == 4)).all(-1).double()
-    counts = consistent @ F.one_hot(every, 4).double().flatten(1)
-    return (counts / consistent.sum(-1, keepdim=True)).view(len(x_t), 16, 4).log()
-
-
-def hops_of(process: Process, steps: int) -> Term:
-    """The hops of a sampler of so many steps in random order."""
-    return METHODS["joint"](process, 1, steps=steps, most=steps, dilated=0.0).terms[0]
-
-
-def hop_nats(term: Term, x0: Tokens, log_probs: Callable[[Pair], Tensor], seed: int) -> Tensor:
-    """Minus the log-likelihood of each grid under a sampler: one stratified hop for each, in nats per grid."""
-    n = len(x0)
-    pair = term.draw(x0, 0.0, torch.arange(n), n, seeded(seed, "sudoku", batch=n), None)
-    own = log_probs(pair).gather(-1, pair.x_s.clamp(max=3)[..., None])[..., 0]
-    revealed = pair.positions & pair.known
-    return -torch.where(revealed, own, 0.0).sum(-1) / (pair.t - pair.s)
-
-
 def study_sudoku(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    every, process = grids(), masked(4)
-    shape = NetworkConfig(hidden_size=64, num_layers=3, num_heads=4, cond_dim=32, dropout=0.0, position_embeddings=16)
-    networks: dict[str, tuple[NetworkConfig, Objective]] = {
+    side, process = 4, masked(5)
+    every = all_grids(side)
+    shape = dataclasses.replace(SIZES["sudoku-4"], num_layers=3)
+    trained: dict[str, tuple[NetworkConfig, Objective]] = {
         "mdlm": (dataclasses.replace(shape, num_layers=4), METHODS["mdlm"](process, 1)),
         "joint": (
             dataclasses.replace(shape, joint_layers=1),
             METHODS["joint"](process, 1, steps=1, most=8, dilated=0.0),
         ),
     }
-    steps_of = (1, 2, 4, 8, 16)
-    rng = seeded(options.seed, "grids", batch=options.sequences)
-    x0 = every[rng.integers(1, len(every))[:, 0]]
-    result: dict[str, Any] = {"entropy": math.log(len(every)), "rows": {}}
-    result["rows"]["exact factorised"] = {}
-    for steps in steps_of:
-        term = hops_of(process, steps)
-        nats = hop_nats(term, x0, lambda pair: exact_factorised(every, pair.x_t), options.seed)
-        result["rows"]["exact factorised"][steps] = {"nats": float(nats.mean()), "error": standard_error(nats)}
-    for name, (config, objective) in networks.items():
+    networks = {"exact factorised": Denoiser(ExactSudoku(side), process)}
+    training_steps = {}
+    for name, (config, objective) in trained.items():
         torch.manual_seed(options.seed)
-        net = Denoiser(config, process)
-        count = train_small(net, objective, every, options)
-        row: dict[int, dict[str, float]] = {}
-        for steps in steps_of:
-            reduction: Reduction = "positions" if net.joint_head is None else "sequence"
-            with torch.no_grad():
-                nats = hop_nats(hops_of(process, steps), x0, predictions(net, reduction), options.seed)
+        networks[name] = Denoiser(config, process)
+        training_steps[name] = train_small(networks[name], objective, every, options)
+    result: dict[str, Any] = {"entropy": math.log(len(every)), "training_steps": training_steps, "rows": {}}
+    for name, net in networks.items():
+        result["rows"][name] = {}
+        for steps in options.steps:
             settings = resolve({"steps": steps}, process, joint_head=net.joint_head is not None)
-            start = torch.full((options.samples, 16), 4)
-            drawn = last(generate(net, process, start, settings, seeded(options.seed, "draw", batch=options.samples))).x
-            valid = (drawn[:, None] == every).all(-1)
-            row[steps] = {
-                "nats": float(nats.mean()),
-                "error": standard_error(nats),
-                "valid": float(valid.any(-1).double().mean()),
-                "distinct": int(valid.any(0).sum()),
-            }
-        result["rows"][name] = row
-        result.setdefault("steps", {})[name] = count
+            found = measure_grids(net.eval(), side, settings, num_samples=options.samples, seed=options.seed)
+            result["rows"][name][steps] = found
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "sudoku.json").write_text(json.dumps(result, indent=1) + "\n")
-    table = Table(title=f"nats per grid (entropy {result['entropy']:.3f}); valid of {options.samples}, distinct of 288")
-    for heading in ("", *map(str, steps_of)):
+    table = Table(title=f"nats per grid (entropy {result['entropy']:.3f}), valid share, total variation, solved share")
+    for heading in ("", *map(str, options.steps)):
         table.add_column(heading, justify="right")
     for name, row in result["rows"].items():
-        table.add_row(name, *(f"{cell['nats']:.2f} ± {cell['error']:.2f}" for cell in row.values()))
-        if "valid" in row[1]:
-            table.add_row("", *(f"{cell['valid']:.3f} ({cell['distinct']})" for cell in row.values()))
+        table.add_row(name, *(f"{cell['nats']:.2f}" for cell in row.values()))
+        for measure in ("valid", "tv", "solved"):
+            table.add_row(measure, *(f"{cell[measure]:.3f}" for cell in row.values()))
     Console(width=120).print(table)
-
-
-def predictions(net: Denoiser, reduction: Reduction) -> Callable[[Pair], Tensor]:
-    """Log-probabilities of each cell at x_t, given the revealed ones before it if the network has a joint head."""
-
-    def log_probs(pair: Pair) -> Tensor:
-        hidden = net.features(pair.x_t, pair.alpha_t)
-        if reduction == "sequence":
-            hidden = net.condition(hidden, pair.x_s, pair.positions & pair.known)
-        return net.head(hidden).double()
-
-    return log_probs
 
 
 def train_small(net: Denoiser, objective: Objective, every: Tokens, options: argparse.Namespace) -> int:
@@ -446,13 +390,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0, help="of training, evaluation not included")
     parser.add_argument("--max-steps", type=int, help="train for so many steps instead of --minutes")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--sequences", type=int, help="to bound: held-out texts (256), or grids (5,000)")
+    parser.add_argument("--sequences", type=int, default=256, help="held-out texts to bound")
+    parser.add_argument("--steps", nargs="+", type=int, help="of the samplers; default: up to 32, or 16 for grids")
     parser.add_argument("--samples", type=int, default=1000, help="grids to draw")
     parser.add_argument("--hops", type=int, default=4, help="hops of each held-out sequence at most")
     parser.add_argument("--variants", nargs="*", choices=tuple(VARIANTS), help="default: all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    options.sequences = options.sequences or (256 if options.study == "text" else 5000)
+    options.steps = options.steps or STEPS[options.study]
     (study_text if options.study == "text" else study_sudoku)(options)
 
 

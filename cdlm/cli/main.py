@@ -8,8 +8,9 @@ from cdlm.files import VERSION
 
 COMMANDS = {
     "demo": "Show what few steps buy: two models side by side, two moons, one page.",
-    "zoo": "List the models that come with cdlm, and how each writes best.",
+    "zoo": "List the bundled models, and the best settings of each.",
     "methods": "Print the table of methods; with --run, train each for one step.",
+    "sudoku": "Watch Sudoku grids fill in, step by step: models or samplers side by side.",
     "moons": "Train methods on two moons, sample with few steps, draw the figure.",
     "recipes": "List the named runs, what each reproduces and what it costs.",
     "prepare": "Turn text into tokens: .txt, .jsonl, .parquet or a dataset.",

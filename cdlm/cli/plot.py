@@ -14,9 +14,9 @@ class PlotConfig:
     """Draw the curves of a run (loss, NELBO, entropy), or the schedules of a recipe (kappa, delta, lambda)."""
 
     what: tyro.conf.Positional[str]
-    """The folder of a run, or the name of a recipe."""
+    """A run directory, or the name of a recipe."""
     out: Path | None = None
-    """The picture; RUN/curves.png or runs/schedules-RECIPE.png unless told otherwise."""
+    """The picture; RUN/curves.png or runs/schedules-RECIPE.png unless given."""
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
         print(f"wrote {plot_run(run, config.out or run / 'curves.png')}")
     elif run.is_dir():
         known = (run / "run.json").is_file()
-        why = "has no metrics yet: wait for its first --log-every steps" if known else "is not the folder of a run"
+        why = "has no metrics yet: wait for its first --log-every steps" if known else "is not a run directory"
         fail(f"{run} {why}; or give the name of a recipe")
     else:
         settings, name = recipe(config.what), config.what.replace("/", "-")

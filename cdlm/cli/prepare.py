@@ -7,7 +7,7 @@ from cdlm.data.config import PrepareConfig
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        fail("prepare takes a text and a folder to write: cdlm prepare FILE... --out DIR")
+        fail("prepare takes a text and a directory to write: cdlm prepare FILE... --out DIR")
     config = parse(PrepareConfig, "prepare", arguments)
     from cdlm.data.prepare import prepare
 

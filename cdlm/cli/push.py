@@ -16,7 +16,7 @@ class PushConfig:
     """Upload a model to the hub: with its tokenizer, a card, and code for transformers."""
 
     model: tyro.conf.Positional[str]
-    """A model folder or a run."""
+    """A model directory or a run."""
     to: tyro.conf.Positional[str]
     """The repository: owner/name."""
     private: bool = False
@@ -26,7 +26,7 @@ class PushConfig:
     results: tuple[Path, ...] = ()
     """What `cdlm eval` found, for the card."""
     tokenizer: Path | None = None
-    """A tokenizer.json or a folder of GPT-2's files, for a model folder that has none."""
+    """A tokenizer.json or a directory of GPT-2's files, for a model directory that has none."""
 
     def __post_init__(self) -> None:
         check_id(self.to)

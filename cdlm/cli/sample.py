@@ -21,7 +21,7 @@ from rich.text import Text as Line
 from cdlm.cli.common import console, parse, prepare_torch
 from cdlm.data import END
 from cdlm.devices import Device, Dtype, few_threads
-from cdlm.sample.settings import Settings, check_value, describe_settings, explicit, flags, sources
+from cdlm.sample.settings import Settings, check_value, describe_settings, flags, sources
 from cdlm.text.animation import animation
 from cdlm.text.options import given_settings, setting_options
 from cdlm.text.template import MAX_SAMPLES, Template, has_blanks
@@ -90,6 +90,8 @@ class SampleConfig(_Options):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for a model directory that has none."""
+    trust_remote_code: bool = False
+    """Run the code that a model of transformers comes with, such as LLaDA."""
     bos_framed: bool | None = None
     """Whether the model was trained on blocks that begin with BOS: then given texts begin with it, too. [what its
     directory says, or its layout implies]"""
@@ -146,7 +148,13 @@ def generate_samples(config: SampleConfig, console: Console) -> "list[Sample]":
     if (config.clamp or config.noise_level is not None) and all(source.kind != "rewrite" for source in sources):
         raise ValueError(f"--noise-level and --clamp only apply to --rewrite, and {config.input} has no such line.")
     model = load(
-        config.model, config.device, config.dtype, config.compile, config.tokenizer, bos_framed=config.bos_framed
+        config.model,
+        config.device,
+        config.dtype,
+        config.compile,
+        config.tokenizer,
+        bos_framed=config.bos_framed,
+        trust_remote_code=config.trust_remote_code,
     )
     settings = model.resolve(given_settings(config))
     templates = [template for source in sources for template in [_template(model, config, source)] * config.num_samples]
@@ -374,9 +382,10 @@ def _summary(
         line += f"; {generated:,} tokens in {seconds:.2f} s, {generated / seconds:,.0f} tok/s"
     if config.model is None:
         line = f"no model was named: {model.name} is bundled with cdlm (see cdlm zoo)\n{line}"
-    values = explicit(settings, model.generation_config, model.posterior)
+    origins = sources(settings, given_settings(config), model.generation_config)
     by_source: dict[str, dict[str, Any]] = {}
-    for name, source in sources(settings, given_settings(config), model.generation_config).items():
-        if name in values:
-            by_source.setdefault(source, {})[name] = values[name]
+    for name, source in origins.items():  # a default is worth a word where the model recommends another value
+        value = getattr(settings, name)
+        if value is not None and (source != "default" or name == "steps" or name in model.generation_config):
+            by_source.setdefault(source, {})[name] = value
     return f"{line}\nsettings: {'; '.join(f'{flags(some)} ({source})' for source, some in by_source.items())}"

@@ -30,7 +30,7 @@ def show_zoo(console: Console) -> None:
     for heading in ("model", "trained by", "parameters", "on disk", "tokens seen"):
         table.add_column(heading, justify="right" if heading in ("parameters", "on disk", "tokens seen") else "left")
     best: list[str] = []
-    for name in zoo.names():
+    for name in (*zoo.names(), *zoo.sudoku_names().values()):
         folder = zoo.HERE / name
         config = pretrained.read_model_config(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -49,6 +49,13 @@ def show_zoo(console: Console) -> None:
         presets = usual.get("step_presets", [usual])
         best += [f"generation config of {name}", *(f"  {flags(explicit(resolve(preset)))}" for preset in presets)]
     console.print(table)
+    missing = [name for name in zoo.SUDOKU.values() if name not in zoo.sudoku_names().values()]
+    if missing:
+        console.print(
+            f"{' and '.join(missing)}: not included in this version; cdlm sudoku uses the exact denoiser instead",
+            highlight=False,
+            soft_wrap=True,
+        )
     for line in best:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{zoo.HERE} has them, each with a card. Use them by name:", highlight=False, soft_wrap=True)
@@ -57,5 +64,6 @@ def show_zoo(console: Console) -> None:
         ('cdlm sample mdlm --prompt "The sea was"', "the other one continues a text"),
         ("cdlm sample --steps 32 --watch --num-samples 1", "a text resolves; settings follow the number of steps"),
         ("cdlm studio", "both side by side, in a browser"),
+        ("cdlm sudoku", "Sudoku grids fill in, step by step"),
     ):
         console.print(f"  {command:<40} {about}", highlight=False, markup=False)

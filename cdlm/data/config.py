@@ -6,24 +6,26 @@ from pathlib import Path
 import tyro
 
 from cdlm.data import BYTES, Packing
-from cdlm.data.corpora import SOURCES, Corpus
+from cdlm.data.corpora import SOURCES, SUDOKU, Corpus, Puzzle
 from cdlm.data.sources import Errors
+from cdlm.sample.settings import flag
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """Turn text into a folder of tokens that training reads."""
+    """Turn text into a directory of tokens that training reads."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
-    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a folder of `datasets`, or owner/name:config@split of the
-    hub."""
+    """.txt, .md, .jsonl (also .gz, .xz), .parquet, .tar, a directory of `datasets`, or owner/name:config@split of the
+    hub. None for Sudoku grids, which are generated."""
     out: Path
-    """Folder to write: train.bin, valid.bin, tokenizer.json, meta.json."""
-    source: Corpus = "plain"
-    """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus."""
+    """Directory to write: train.bin, valid.bin, tokenizer.json, meta.json."""
+    source: Corpus | Puzzle = "plain"
+    """How documents are cut and cleaned: at separator lines, at every line, or as is usual for a known corpus; or the
+    Sudoku grids to generate."""
     tokenizer: str = BYTES
-    """`bytes` (257 ids, nothing to download), a tokenizer.json, a folder with GPT-2's vocab.json and merges.txt, or the
-    name of a model of cdlm zoo, which has its own."""
+    """`bytes` (257 ids, nothing to download), a tokenizer.json, a directory with GPT-2's vocab.json and merges.txt, or
+    the name of a bundled model (cdlm zoo), which has its own."""
     train_vocab_size: int = 0
     """Train a byte-level BPE of this many tokens on the training documents instead, such as 16384; 0: do not."""
     packing: Packing = "wrapped"
@@ -49,13 +51,23 @@ class PrepareConfig:
     workers: int = 0
     """Threads that encode; 0: one for each core. The result does not depend on it."""
     overwrite: bool = False
-    """Replace an existing folder of tokens."""
+    """Replace an existing directory of tokens."""
+    num_grids: int | None = None
+    """Sudoku grids to draw for training, and a hundredth of them for validation. [100,000; sudoku-4 has all 288]"""
+    seed: int = 0
+    """Random seed of the Sudoku grids."""
 
     def __post_init__(self) -> None:
+        if self.source not in (*SOURCES, *SUDOKU):
+            raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join((*SOURCES, *SUDOKU))}")
+        if self.source in SUDOKU:
+            self._check_grids()
+            return
         if not self.files:
             raise ValueError("name at least one input: cdlm prepare FILE... --out DIR")
-        if self.source not in SOURCES:
-            raise ValueError(f"unknown --source {self.source!r}; choose from {', '.join(SOURCES)}")
+        for name in ("num_grids", "seed"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise ValueError(f"{flag(name)} is for grids of Sudoku: leave it out, or add --source sudoku-6")
         if self.packing != "plain" and self.seq_length < 3:
             raise ValueError(f"--seq-length must be at least 3, for a start, a token and an end; got {self.seq_length}")
         if self.packing == "sentences" and not self.document_eos:
@@ -79,3 +91,18 @@ class PrepareConfig:
             raise ValueError("--separator is the text of one line; it cannot hold a line end")
         if self.workers < 0:
             raise ValueError(f"--workers must be at least 0; got {self.workers}")
+
+    def _check_grids(self) -> None:
+        """Refuse options that say how text is read."""
+        if self.files:
+            raise ValueError(f"--source {self.source} generates its grids: leave out {self.files[0]}")
+        for name, default in _DEFAULTS.items():
+            if name not in ("out", "source", "overwrite", "num_grids", "seed") and getattr(self, name) != default:
+                raise ValueError(f"{flag(name)} is for text, and --source {self.source} generates grids: leave it out")
+        if self.source == "sudoku-4" and self.num_grids is not None:
+            raise ValueError("--source sudoku-4 has all 288 grids: leave out --num-grids")
+        if self.num_grids is not None and self.num_grids < 100:
+            raise ValueError(f"--num-grids must be at least 100 (got {self.num_grids})")
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(PrepareConfig) if field.name != "files"}

@@ -7,6 +7,9 @@ from typing import Literal
 
 Cut = Literal["separator", "line", "article"]
 Corpus = Literal["plain", "lines", "openwebtext", "wikitext103", "ptb", "lambada"]
+Puzzle = Literal["sudoku-4", "sudoku-6", "sudoku-9"]
+SUDOKU: dict[str, int] = {"sudoku-4": 4, "sudoku-6": 6, "sudoku-9": 9}
+"""Sources that are generated, not read (`cdlm/data/sudoku.py`), by the side of their grids."""
 
 
 def _as_it_is(text: str) -> str:

@@ -1,7 +1,7 @@
-"""`cdlm prepare`: text in, a folder of tokens out, the same bytes whatever the number of workers.
+"""`cdlm prepare`: text in, a directory of tokens out, the same bytes whatever the number of workers.
 
 The input is read twice: once to count, which settles the split and shows bad input before anything is written, and once
-to encode. Documents stream through in chunks of fixed size, so memory stays bounded. The folder is written aside and
+to encode. Documents stream through in chunks of fixed size, so memory stays bounded. The directory is written aside and
 renamed at the end: under its final name it is either whole or not there.
 """
 
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from cdlm.data.config import PrepareConfig
-from cdlm.data.corpora import SOURCES
+from cdlm.data.corpora import SOURCES, SUDOKU, Corpus
 from cdlm.data.holdout import characters_held, cut_in_two, documents_held, too_few
 from cdlm.data.sentences import pack_document
 from cdlm.data.sources import Piece, Reader, kind_of, size_of
+from cdlm.data.sudoku import all_grids, digits_tokenizer, sample_grids
 from cdlm.data.tokenizer import FILE, Tokenizer
 from cdlm.data.tokens import DTYPES, FORMAT, META, Meta, Split
 from cdlm.files import VERSION, flush, lock, naming
@@ -38,6 +39,8 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 SAMPLE = 64_000_000
 """Characters that a tokenizer is trained on at most, taken evenly from the whole corpus."""
+NUM_GRIDS = 100_000
+"""Grids of a training split, where not all are listed."""
 _CHUNK = 1 << 19
 _WRITTEN = {"train.bin", "valid.bin", FILE, META}
 
@@ -66,7 +69,9 @@ class Count:
 def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
     """Read, count, split, train a tokenizer if asked to, encode, pack and write; returns what meta.json says."""
     console, began = console or Console(), time.perf_counter()
-    reader = Reader(SOURCES[config.source], config.separator, config.field, config.errors)
+    if config.source in SUDOKU:
+        return _prepare_grids(config, SUDOKU[config.source], console)
+    reader = Reader(SOURCES[cast(Corpus, config.source)], config.separator, config.field, config.errors)
     for name in (*config.files, *config.valid):
         kind_of(name)
     tokenizer = None if config.train_vocab_size else Tokenizer.load(config.tokenizer)
@@ -136,6 +141,48 @@ def prepare(config: PrepareConfig, console: Console | None = None) -> Meta:
             f"the vocabulary has {meta.vocab:,} tokens, not the {config.train_vocab_size:,} of --train-vocab-size: no "
             "other pair of tokens occurs twice in this text; give more text for more"
         )
+    console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
+    return meta
+
+
+def _prepare_grids(config: PrepareConfig, side: int, console: Console) -> Meta:
+    """Grids of Sudoku, one after the other; `cdlm/data/sudoku.py` says how they are drawn and split."""
+    began = time.perf_counter()
+    if side == 4:
+        grids = {"train": all_grids(4), "valid": all_grids(4)}
+    else:
+        count = NUM_GRIDS if config.num_grids is None else config.num_grids
+        grids = {"train": sample_grids(side, count, config.seed)}
+        grids["valid"] = sample_grids(side, count // 100, config.seed, valid=True)
+    tokenizer = digits_tokenizer(side)
+    with _aside(config.out, config.overwrite) as folder, naming(folder, _advice(config)):
+        splits = {}
+        for name, tokens in grids.items():
+            data = tokens.numpy().astype(DTYPES["uint16"]).tobytes()
+            (folder / f"{name}.bin").write_bytes(data)
+            digest = hashlib.sha256(data).hexdigest()
+            splits[name] = Split(len(tokens), tokens.numel(), tokens.numel(), empty=0, unused=0, sha256=digest)
+        meta = Meta(
+            version=FORMAT,
+            dtype="uint16",
+            vocab=tokenizer.vocab_size,
+            eos=tokenizer.eos,
+            bos=tokenizer.bos,
+            packing="plain",
+            length=side * side,
+            document_eos=False,
+            tokenizer=tokenizer.kind,
+            trained_on=0,
+            splits=splits,
+            sources=[],
+            config=json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+            cdlm=VERSION,
+        )
+        tokenizer.save(folder)
+        meta.write(folder)
+    console.print(split_table(meta))
+    if side == 4:
+        console.print("both splits are all 288 grids, so that the validation loss is that of the whole distribution")
     console.print(f"{time.perf_counter() - began:.1f} s; wrote {config.out}")
     return meta
 
@@ -271,7 +318,7 @@ def _one_thread_a_call() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to write into that takes the name `out` at the end, and goes away if anything fails before.
+    """A directory to write into that takes the name `out` at the end, and goes away if anything fails before.
 
     What a killed run has left of it is removed by the next. Two runs at a time are told apart by a lock.
     """
@@ -305,16 +352,16 @@ def _aside(out: Path, overwrite: bool) -> Iterator[Path]:
 
 def _check_free(out: Path, overwrite: bool) -> None:
     if not out.name:
-        raise ValueError(f"--out {out} has no name of its own; give a folder to make, such as {out / 'tokens'}")
+        raise ValueError(f"--out {out} has no name of its own; give a directory to make, such as {out / 'tokens'}")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; give a folder to make")
+        raise ValueError(f"--out {out} is a file; give a directory to make")
     inside = {path.name for path in out.iterdir()} if out.exists() else set()
     if inside and not overwrite:
         raise ValueError(f"{out} exists; replace it with --overwrite, or choose another --out")
     if inside and (META not in inside or inside - _WRITTEN):
         other = ", ".join(sorted(inside - _WRITTEN)[:3]) or f"no {META}"
         raise ValueError(
-            f"{out} is not only a folder of tokens ({other}), so --overwrite leaves it; choose another --out"
+            f"{out} is not only a directory of tokens ({other}), so --overwrite leaves it; choose another --out"
         )
 
 

@@ -1,9 +1,10 @@
 """Text to ids and back: plain bytes, GPT-2's files, any `tokenizer.json`, or a byte-level BPE trained on the spot."""
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ Kind = Literal["bytes", "gpt2", "json", "trained"]
 FILE = "tokenizer.json"
 _BROKEN = "\ufffd"
 _OURS = {"format": "cdlm-bytes", "version": 1}
+_MASKS = ("[MASK]", "<|mask|>")
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _STARTS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "[CLS]")
 
@@ -37,27 +39,40 @@ class Tokenizer:
     bos: int
     """Starts a block; the same as `eos` where the vocabulary has no token of its own for it."""
 
+    @property
+    def in_context(self) -> bool:
+        """Whether the text of a token depends on the tokens before it: a WordPiece begins a word, or continues one."""
+        return self.model is not None and type(self.model.decoder).__name__ == "WordPiece"
+
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for words that the vocabulary cannot spell."""
+        name = None if self.model is None else getattr(self.model.model, "unk_token", None)
+        return None if self.model is None or name is None else self.model.token_to_id(name)
+
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """Open `bytes`, a tokenizer.json, a folder that holds one, one with GPT-2's vocab.json and merges.txt, or the
-        one of a model that comes with cdlm."""
+        """Open `bytes`, a tokenizer.json, a directory that holds one, one with GPT-2's vocab.json and merges.txt, or
+        that of a bundled model."""
         if str(path) == BYTES:
             return Tokenizer(BYTES, None, 257, 256, 256)
-        path = zoo.found(Path(path))
+        path = zoo.locate(Path(path))
         if path.is_dir() and (path / FILE).is_file():
             path = path / FILE
         if path.is_dir():
             return _gpt2(path)
         if not path.is_file():
             raise ValueError(
-                f"there is no tokenizer at {path}; give a {FILE}, a folder with vocab.json and merges.txt, or the word "
-                f"{BYTES!r}, which needs no file"
+                f"there is no tokenizer at {path}; give a {FILE}, a directory with vocab.json and merges.txt, or "
+                f"the word {BYTES!r}, which needs no file"
             )
         try:
             text = path.read_text(encoding="utf-8")
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a {FILE}: {error}") from None
+        if fields == _bytes_for_others():
+            return Tokenizer.load(BYTES)
         if isinstance(fields, dict) and fields.get("format") == _OURS["format"]:
             if fields.get("version") != _OURS["version"]:
                 raise ValueError(
@@ -129,7 +144,7 @@ class Tokenizer:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write a tokenizer.json, or one into a folder, that `load` opens again."""
+        """Write a tokenizer.json, or one into a directory, that `load` opens again."""
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         text = json.dumps(_OURS) if self.model is None else self.model.to_str(pretty=True)
@@ -137,12 +152,65 @@ class Tokenizer:
         return path
 
 
+def write_for_transformers(tokenizer: Tokenizer, folder: Path, mask_token_id: int | None, max_length: int) -> None:
+    """What `AutoTokenizer` needs beside the files of `tokenizer` in a model directory: tokenizer_config.json, with the
+    special tokens. The mask gets its id by being added after the tokens, and after names for the ids between them.
+
+    Bytes get a tokenizer.json that other libraries read; `Tokenizer.load` knows it again.
+    """
+    if tokenizer.model is None:
+        (folder / FILE).write_text(json.dumps(_bytes_for_others(), ensure_ascii=False) + "\n", encoding="utf-8")
+    names = {END: tokenizer.eos} if tokenizer.model is None else tokenizer.model.get_vocab(with_added_tokens=True)
+    special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.eos}
+    config: dict[str, object] = {
+        "tokenizer_class": "GPT2Tokenizer" if tokenizer.kind == "gpt2" else "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+        **{role: _name_of(token_id, names) for role, token_id in special.items()},
+    }
+    if max_length:
+        config["model_max_length"] = max_length
+    if mask_token_id is not None:
+        mask = next(name for name in _MASKS if name not in names)
+        added = {token_id: f"<|unused{token_id}|>" for token_id in range(tokenizer.vocab_size, mask_token_id)}
+        flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+        config["mask_token"] = mask
+        config["added_tokens_decoder"] = {
+            str(token_id): {"content": name, "lstrip": name == mask, **flags}
+            for token_id, name in {**added, mask_token_id: mask}.items()
+        }
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _name_of(token_id: int, names: Mapping[str, int]) -> str:
+    return next(name for name, value in names.items() if value == token_id)
+
+
+@functools.cache
+def _bytes_for_others() -> dict[str, object]:
+    """The tokenizer of plain bytes in the format of the tokenizers library: a BPE without merges."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + k) for k, byte in enumerate(others)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": 256, "content": END, **flags}],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {characters[byte]: byte for byte in range(256)}, "merges": []},
+    }
+
+
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (FILE, "vocab.json"))
 
 
 def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
-    """That of a model folder; the given one where it has none."""
+    """That of a model directory; the given one where it has none."""
     if has_tokenizer(folder):
         if given is not None:
             Tokenizer.load(given)  # not needed here, but a name that leads nowhere is an error
@@ -154,7 +222,7 @@ def tokenizer_of(folder: Path, given: str | Path | None) -> Tokenizer:
     if given is None:
         raise ValueError(
             f"{folder} has no tokenizer.json to turn tokens into text: copy the one it was trained with there, or name "
-            "it with --tokenizer (for GPT-2's: a folder with vocab.json and merges.txt)"
+            "it with --tokenizer (for GPT-2's: a directory with vocab.json and merges.txt)"
         )
     return Tokenizer.load(given)
 
@@ -199,8 +267,15 @@ def _wrapped(kind: Kind, model: "tokenizers.Tokenizer", path: Path) -> Tokenizer
     model.no_truncation()  # a tokenizer.json may ask for either, and would silently shorten documents
     model.no_padding()
     special = {token.content: i for i, token in model.get_added_tokens_decoder().items()}
+    frame = model.encode("").ids  # what a post-processor puts around a text, such as [CLS] and [SEP]
+    if len(frame) == 2:
+        return Tokenizer(kind, model, _size(model), eos=frame[1], bos=frame[0])
     eos = next((special[name] for name in _ENDS if name in special), None)
     if eos is None:
         raise ValueError(f"{path} has no token that ends a text; add one of {', '.join(_ENDS)} to its added_tokens")
     bos = next((special[name] for name in _STARTS if name in special), eos)
-    return Tokenizer(kind, model, max(model.get_vocab(with_added_tokens=True).values()) + 1, eos, bos)
+    return Tokenizer(kind, model, _size(model), eos, bos)
+
+
+def _size(model: "tokenizers.Tokenizer") -> int:
+    return max(model.get_vocab(with_added_tokens=True).values()) + 1

@@ -1,8 +1,8 @@
 """Token files: what `cdlm prepare` writes and training reads, memory-mapped, in an order that needs no state.
 
-A folder holds `train.bin` and `valid.bin` (ids, little-endian, nothing else), `tokenizer.json`, and `meta.json`, which
-says how to read them. The global batch is a pure function of (seed, step): each epoch is a permutation of the blocks
-that is computed entry by entry and never stored, so resuming needs nothing, and ranks read only their own rows.
+A directory holds `train.bin` and `valid.bin` (ids, little-endian, nothing else), `tokenizer.json`, and `meta.json`,
+which says how to read them. The global batch is a pure function of (seed, step): each epoch is a permutation of the
+blocks that is computed entry by entry and never stored, so resuming needs nothing, and ranks read only their own rows.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SplitName = Literal["train", "valid"]
 
 
 class TokenError(ValueError):
-    """A folder that does not hold the tokens asked for."""
+    """A directory that does not hold the tokens asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Meta:
     """Every input with its size in bytes, where it has one."""
     config: dict[str, Any]
     cdlm: str
-    """The version of this package that wrote the folder."""
+    """The version of this package that wrote the directory."""
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
@@ -81,10 +81,10 @@ def read_meta(folder: str | Path) -> Meta:
     """Read and check `meta.json`."""
     path = Path(folder) / META
     if not Path(folder).exists():
-        raise TokenError(f"there is no folder {folder}; make it first, with: cdlm prepare FILE --out {folder}")
+        raise TokenError(f"there is no directory {folder}; make it first, with: cdlm prepare FILE --out {folder}")
     if not path.is_file():
         raise TokenError(
-            f"{folder} is not a folder of tokens: {META} is missing; make one with: cdlm prepare FILE --out data"
+            f"{folder} is not a directory of tokens: {META} is missing; make one with: cdlm prepare FILE --out data"
         )
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def _check_fields(meta: Meta) -> None:
 
 
 def open_tokens(folder: str | Path, split: SplitName = "train") -> "TokenFile":
-    """Open one split of a prepared folder, checked against its `meta.json`; nothing is read into memory."""
+    """Open one split of a prepared directory, checked against its `meta.json`; nothing is read into memory."""
     meta, path = read_meta(folder), Path(folder) / f"{split}.bin"
     if split not in meta.splits:
         raise TokenError(

@@ -6,7 +6,8 @@ from typing import Any
 
 from cdlm.eval.config import EvalConfig, Task
 from cdlm.eval.datasets import Dataset
-from cdlm.sample.samplers import ORDERS, SAMPLERS
+from cdlm.metrics.sampler_likelihood import check_has_likelihood
+from cdlm.sample.samplers import SAMPLERS
 from cdlm.sample.settings import SPECS, Settings, describe_settings, resolve
 from cdlm.text.pipeline import Pipeline
 
@@ -25,9 +26,16 @@ class EvalCell:
     dataset: Dataset | None = None
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it has samples for a judge to score."""
+        return self.task in ("unconditional", "conditional")
+
+    @property
     def name(self) -> str:
         dataset = [self.dataset.name] if self.dataset else []
-        return " ".join([self.label, *dataset, *(describe_settings(self.settings) if self.settings else [self.task])])
+        settings = describe_settings(self.settings) if self.settings else []
+        task = [self.task] if self.task == "sudoku" or not self.settings else []
+        return " ".join([self.label, *dataset, *task, *settings])
 
 
 def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[EvalCell], list[str]]:
@@ -36,13 +44,17 @@ def make_cells(config: EvalConfig, models: dict[str, Pipeline]) -> tuple[list[Ev
     skipped: dict[str, None] = {}
     for label, model in models.items():
         sweep, reasons = sweep_settings(config, model)
+        if config.protocol == "distributional":
+            sweep += _generation_config_settings(config, model)
         for task, dataset in _tasks(config):
-            generates = task in ("unconditional", "conditional")
-            if task in ("conditional", "consistency") and model.denoiser.process is None:
+            generates = task in ("unconditional", "conditional", "infilling", "sudoku")
+            if task in ("conditional", "consistency", "infilling") and model.denoiser.process is None:
                 skipped[f"{label}: an autoregressive model has no {task} task"] = None
                 continue
             if generates:
                 skipped |= dict.fromkeys(f"{label}: {reason}" for reason in reasons)
+            if task == "likelihood":
+                skipped |= dict.fromkeys(f"{label}: {reason}" for reason in bounded_samplers(config, model)[1])
             for settings in sweep if generates else [None]:
                 key = (label, task, dataset.name if dataset else "", settings)
                 cells[key] = EvalCell(label, model, task, settings, dataset)
@@ -54,7 +66,8 @@ def _tasks(config: EvalConfig) -> list[tuple[Task, Dataset | None]]:
     datasets = [Dataset(name, file) for name, file in config.named_texts()]
     pairs: list[tuple[Task, Dataset | None]] = []
     for task in config.tasks:
-        pairs += [(task, None)] if task == "unconditional" else [(task, dataset) for dataset in datasets]
+        no_texts = task in ("unconditional", "sudoku")
+        pairs += [(task, None)] if no_texts else [(task, dataset) for dataset in datasets]
     return pairs
 
 
@@ -77,6 +90,15 @@ def sweep_settings(config: EvalConfig, model: Pipeline) -> tuple[list[Settings],
     return list(sweep), list(reasons)
 
 
+def _generation_config_settings(config: EvalConfig, model: Pipeline) -> list[Settings]:
+    """The settings of the model's generation config at each number of steps, if it has one."""
+    if not model.generation_config:
+        return []
+    process, posterior, joint_head = model.denoiser.process, model.posterior, model.denoiser.joint_head is not None
+    counts = [{"steps": steps} for steps in config.axis("steps")] if process is not None else [{}]
+    return [resolve(given, process, posterior, model.generation_config, joint_head) for given in counts]
+
+
 def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
     """The settings of one combination.
 
@@ -91,10 +113,19 @@ def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
     return resolve(values, process, posterior, joint_head=joint_head)
 
 
-def few_step_samplers(cell: EvalCell, config: EvalConfig) -> list[tuple[int, str]]:
-    """The samplers, as (steps, order), whose own likelihood bounds the likelihood task has: of masked models alone."""
-    process = cell.model.denoiser.process
-    if cell.task != "likelihood" or process is None or not process.absorbing:
-        return []
-    orders = [order for order in config.axis("order") or ("random",) if order in ORDERS]
-    return [(steps, order) for order in orders for steps in config.axis("steps")]
+def bounded_samplers(config: EvalConfig, model: Pipeline) -> tuple[list[Settings], list[str]]:
+    """The samplers of the sweep whose own likelihood the likelihood task bounds, each with its numbers of steps, and
+    why the others have no bound."""
+    if model.denoiser.process is None or not model.denoiser.process.absorbing:
+        return [], []
+    sweep, _ = sweep_settings(config, model)
+    found, reasons = [], []
+    for settings in sweep:
+        try:
+            check_has_likelihood(settings, model.denoiser.process)
+            found.append(settings)
+        except ValueError as error:
+            reasons.append(str(error))
+    samplers = [dataclasses.replace(settings, steps=None) for settings in found]
+    first = {sampler: number for number, sampler in reversed(list(enumerate(samplers)))}
+    return sorted(found, key=lambda settings: first[dataclasses.replace(settings, steps=None)]), reasons

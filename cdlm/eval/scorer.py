@@ -1,6 +1,6 @@
 """Judges: causal language models that say how surprising a text is, and what it looks like in their features.
 
-A judge is always named, never chosen in silence: an id of the model hub or a folder of it (`gpt2-large` is the
+A judge is always named, never chosen in offline: an id of the model hub or a folder of it (`gpt2-large` is the
 paper's), one that installs as a package (see packages.py), or an autoregressive model of our own: an *in-domain*
 judge, which has seen the very corpus that the models under test were trained on.
 """
@@ -21,10 +21,10 @@ from torch import Tensor
 from cdlm.data import END
 from cdlm.devices import Device, pick_device
 from cdlm.eval.config import Protocol
-from cdlm.eval.packages import PACKAGES, folder_of
+from cdlm.eval.packages import INSTALL, PACKAGES, package_directory
 from cdlm.extras import install
 from cdlm.files import read_object
-from cdlm.hub import hub_silence
+from cdlm.hub import hub_connection_error
 from cdlm.model import pretrained
 from cdlm.text.pipeline import load
 
@@ -71,6 +71,8 @@ class Judge:
     vocab_size: int
     fingerprint: str
     device: torch.device
+    architecture: str = ""
+    """As the library calls it, such as gpt2 or llama."""
 
     @property
     def label(self) -> str:
@@ -147,8 +149,8 @@ def open_judge(name: str, device: Device = "auto") -> Judge:
     """The judge of that name: an installed package, a directory, or an id of the model hub."""
     chosen = pick_device(device)
     if name in PACKAGES:
-        return _open_transformers(name, folder_of(name), "package", chosen, PACKAGES[name].start)
-    directory = pretrained.newest(Path(name))
+        return _open_transformers(name, package_directory(name), "package", chosen, PACKAGES[name].start)
+    directory = pretrained.resolve_checkpoint(Path(name))
     if not directory.is_dir():
         if "/" in name.strip("/") and Path(name).parent.exists() and name.startswith((".", "/", "~", "runs")):
             raise ValueError(f"there is no judge {name}: the directory does not exist; name {_alternatives(name)}.")
@@ -204,8 +206,8 @@ def _open_transformers(
     except ImportError:
         raise ValueError(f"the judge {name} needs transformers; run in the checkout: {install('eval')}") from None
     transformers.utils.logging.disable_progress_bar()
-    silence = None if isinstance(source, Path) else hub_silence()
-    cached = {"local_files_only": silence is not None}  # from the cache of the hub's client, if the hub is silent
+    offline = None if isinstance(source, Path) else hub_connection_error()
+    cached = {"local_files_only": offline is not None}  # without a connection, from the hub's cache
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **cached)
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -217,9 +219,9 @@ def _open_transformers(
         model = model.eval().to(device)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        if silence is not None:
+        if offline is not None:
             raise ValueError(
-                f"the judge {name} is not in the cache here, and the model hub cannot be reached ({silence}); connect "
+                f"the judge {name} is not in the cache here, and the model hub cannot be reached ({offline}); connect "
                 f"this machine, copy the model into a folder and name that, or name {_alternatives(name)}"
             ) from None
         raise ValueError(
@@ -257,6 +259,7 @@ def _open_transformers(
         vocab_size=model.config.vocab_size,
         fingerprint=commit or fingerprint(Path(source)),
         device=device,
+        architecture=model.config.model_type,
     )
 
 
@@ -290,6 +293,6 @@ def _hash(path: Path, changed: int, size: int) -> bytes:
 
 def _alternatives(tried: str = "") -> str:
     """The judges to choose from, without the one that was tried."""
-    packages = (f"{name} ({package.install.partition(' (')[0]})" for name, package in PACKAGES.items())
+    packages = (f"{name} ({INSTALL})" for name in PACKAGES)
     hub = ["gpt2-large (the paper's, from the model hub)"] if tried != "gpt2-large" else []
     return f"{', '.join([*hub, *packages])}, or a run of ar"

@@ -7,23 +7,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
-from cdlm.devices import few_threads
-from cdlm.eval.cells import EvalCell, few_step_samplers, make_cells
-from cdlm.eval.config import PAPER_SAMPLES, ROBUST_SAMPLES, EvalConfig
-from cdlm.eval.console import JUDGE_COST, cell_cost, format_duration, progress_bar, results_table, summarize_row
-from cdlm.eval.datasets import Dataset
+from cdlm.eval.cells import EvalCell, bounded_samplers, make_cells
+from cdlm.eval.config import PAPER_SAMPLES, ROBUST_SAMPLES, EvalConfig, ReportConfig
+from cdlm.eval.console import (
+    CellProgress,
+    cell_cost,
+    format_duration,
+    num_judges,
+    results_table,
+    sampler_bounds_table,
+    summarize_row,
+)
+from cdlm.eval.distributional import distributional_rows, with_installed_judge
 from cdlm.eval.measure import (
+    infilling_templates,
     judge_fields,
     likelihood_samples,
     measure_consistency,
+    measure_infilling,
     measure_likelihood,
     provenance,
     score_samples,
 )
+from cdlm.eval.report.distributional import distributional_table
+from cdlm.eval.report.write import write_report
 from cdlm.eval.results import (
-    FORMAT,
     RESULTS,
     ResultRow,
     Samples,
@@ -32,22 +41,36 @@ from cdlm.eval.results import (
     read_samples,
     row_key,
     samples_by_key,
-    samples_key,
-    samples_path,
-    write_samples,
 )
-from cdlm.eval.scorer import Judge, fingerprint, open_judge
+from cdlm.eval.sampling import cell_samples, is_clamped, model_fields, reference_of, samples_header
+from cdlm.eval.scorer import Judge, open_judge
+from cdlm.eval.sudoku import check_sudoku, measure_sudoku
 from cdlm.files import alone_in
-from cdlm.model.pretrained import read_model_config
 from cdlm.sample.draw import State
-from cdlm.text.pipeline import Pipeline, load
+from cdlm.text.pipeline import load
+
+UNJUDGED: dict[str, Callable[[EvalCell, EvalConfig], ResultRow]] = {
+    "likelihood": measure_likelihood,
+    "infilling": measure_infilling,
+    "consistency": measure_consistency,
+    "sudoku": measure_sudoku,
+}
+"""Tasks whose rows need no judge."""
 
 
 def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultRow]:
     """Measure every cell of the sweep that is not finished yet; returns the rows of all its cells."""
     console = console or Console()
     models = {
-        label: load(source, config.device, config.dtype, config.compile, config.tokenizer, bos_framed=config.bos_framed)
+        label: load(
+            source,
+            config.device,
+            config.dtype,
+            config.compile,
+            config.tokenizer,
+            bos_framed=config.bos_framed,
+            trust_remote_code=config.trust_remote_code,
+        )
         for label, source in config.sources()
     }
     cells, skipped = make_cells(config, models)
@@ -57,6 +80,8 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultR
         console.print(f"left out: {reason}", markup=False, highlight=False)
     for cell in cells:
         _check(cell, config)
+    if config.protocol == "distributional":
+        config = with_installed_judge(config, console)
     judges = [open_judge(name, config.device) for name in config.judge if name != "none"]
     if judges and config.samples_per_cell < ROBUST_SAMPLES and config.protocol == "robust":
         console.print(
@@ -68,7 +93,9 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultR
     with alone_in(config.out):
         finished = {row["key"]: row for row in _kept_rows(config.out)}
         try:
-            if models:
+            if config.protocol == "distributional":
+                rows.extend(distributional_rows(cells, config, judges or [None], finished, console))
+            elif models:
                 rows.extend(_evaluate_cells(cells, config, judges, finished, console))
             else:
                 rows.extend(_score_again(config, judges, finished, console))
@@ -76,11 +103,18 @@ def evaluate(config: EvalConfig, console: Console | None = None) -> list[ResultR
             kept = len(_kept_rows(config.out))
             console.print(f"interrupted; {config.out} keeps {kept} finished rows: run the same command to go on")
             sys.exit(130)
+    if config.protocol == "distributional":
+        console.print(distributional_table(rows))
+        write_report(ReportConfig((config.out,), config.out / "report"), console)
+        return rows
     if config.judge == ("none",):
         message = f"samples in {config.out / 'samples'}; next: cdlm eval --out {config.out} --judge JUDGE"
         console.print(message, highlight=False, markup=False)
     if rows:
         console.print(results_table(rows))
+        bounds = sampler_bounds_table(rows)
+        if bounds is not None:
+            console.print(bounds)
         console.print(f"{len(rows)} cells in {config.out / RESULTS}; next: cdlm report {config.out}", highlight=False)
     return rows
 
@@ -99,17 +133,22 @@ def _check(cell: EvalCell, config: EvalConfig) -> None:
             f"--max-length must be at most the {model.max_length} tokens that {cell.label} was trained on "
             f"(got {length})."
         )
-    dataset = cell.dataset or _reference(cell, config)
+    dataset = cell.dataset or reference_of(cell, config)
     if dataset is not None:
         dataset.blocks(model.tokenizer, length, model.bos_framed, config.samples_per_cell, config.seed)
+    if cell.task == "sudoku":
+        check_sudoku(cell, config)
+        return
     if cell.settings is None:
         return
-    if dataset is not None and config.samples_per_cell < 2:
+    if cell.is_judged and dataset is not None and config.samples_per_cell < 2:
         raise ValueError("--num-samples must be at least 2 for MAUVE, which compares two sets (got 1).")
-    if cell.task == "unconditional":
+    if cell.task == "infilling":
+        model.check(infilling_templates([[0] * length]), cell.settings)
+    elif cell.task == "unconditional":
         model.check(model.continuations([""], 1, length), cell.settings)
     else:
-        model.check(model.perturbations([[0] * length], clamp=_is_clamped(cell, config)), cell.settings)
+        model.check(model.perturbations([[0] * length], clamp=is_clamped(cell, config)), cell.settings)
 
 
 def _evaluate_cells(
@@ -124,41 +163,18 @@ def _evaluate_cells(
     missing = [cell for cell in cells if not keys[cell] or any(key not in finished for key in keys[cell])]
     files = samples_by_key(config.out)
     console.print(f"{len(cells)} cells, {len(cells) - len(missing)} of them finished before", highlight=False)
-    total, done = sum(cell_cost(cell, config) for cell in missing), 0.0
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=total)
+    with CellProgress(console, sum(cell_cost(cell, config) for cell in missing)) as progress:
         for cell in cells:
             if cell in missing:
-                progress.update(task, description=cell.name)
-                callbacks = _progress_callbacks(progress, task, cell, config)
+                progress.begin(cell.name, cell_cost(cell, config))
+                judges_here = num_judges(config) if cell.is_judged else 0
+                callbacks = progress.callbacks(config.samples_per_cell, judges_here)
                 for row in _measure(cell, config, judges, finished, files, *callbacks):
                     append_row(config.out, row)
                     finished[row["key"]] = row
                     console.print(summarize_row(row), highlight=False, markup=False)
-                done += cell_cost(cell, config)
-                progress.update(task, completed=done)
-                remaining = progress.tasks[0].time_remaining
-                if remaining and not console.is_terminal:  # without a terminal there is no progress bar
-                    console.print(f"    about {format_duration(remaining)} left", highlight=False)
+                progress.finish()
             yield from (finished[key] for key in keys[cell])
-
-
-def _progress_callbacks(
-    progress: Progress, task: TaskID, cell: EvalCell, config: EvalConfig
-) -> tuple[Callable[[State, int], None], Callable[[int], None]]:
-    """Callbacks that advance the bar after a step of a batch, and after the scoring of some samples."""
-    judges = sum(name != "none" for name in config.judge) if cell.settings is not None else 0
-    judging = JUDGE_COST * judges / (1 + JUDGE_COST * judges)
-    per_sample = cell_cost(cell, config) / config.samples_per_cell
-
-    def on_state(state: State, batch_size: int) -> None:
-        if state.step and state.num_steps:
-            progress.advance(task, batch_size * per_sample * (1 - judging) / state.num_steps)
-
-    def on_score(num_samples: int) -> None:
-        progress.advance(task, num_samples * per_sample * judging / max(1, judges))
-
-    return on_state, on_score
 
 
 def _measure(
@@ -171,12 +187,11 @@ def _measure(
     on_score: Callable[[int], None],
 ) -> Iterator[ResultRow]:
     """The rows of one cell that are not finished."""
-    if cell.settings is None:
+    if not cell.is_judged:
         fields = _unjudged_fields(cell, config)
-        measure = measure_likelihood if cell.task == "likelihood" else measure_consistency
-        yield {**fields, **measure(cell, config), "key": row_key(fields), **provenance(config)}
+        yield {**fields, **UNJUDGED[cell.task](cell, config), "key": row_key(fields), **provenance(config)}
         return
-    samples = _samples(cell, config, files, on_state)
+    samples = cell_samples(cell, config, files, on_state)
     for key, judge in zip(_row_keys(cell, config, judges), judges, strict=True):
         if key not in finished:
             yield score_samples(samples, judge, config, on_score)
@@ -184,119 +199,23 @@ def _measure(
 
 def _row_keys(cell: EvalCell, config: EvalConfig, judges: Sequence[Judge]) -> list[str]:
     """The keys of a cell's rows: one for each judge, or a single one for a task without judges."""
-    if cell.settings is None:
+    if not cell.is_judged:
         return [row_key(_unjudged_fields(cell, config))]
     return [row_key({**samples_header(cell, config), **judge_fields(judge, config)}) for judge in judges]
 
 
-def _model_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
-    """What the numbers of any cell depend on: the model by its weights, the task, the dataset and the seed."""
-    model = cell.model
-    process = model.denoiser.process
-    fields: ResultRow = {
-        "format": FORMAT,
-        "task": cell.task,
-        "model": cell.label,
-        "model_hash": fingerprint(model.directory) if model.directory else "",
-        "training": model.training,
-        "process": process.name if process else "none",
-        "vocab_size": model.tokenizer.vocab_size,
-        "max_length": config.max_length or model.max_length,
-        "num_samples": config.samples_per_cell,
-        "seed": config.seed,
-        "dtype": str(model.denoiser.dtype).removeprefix("torch."),
-    }
-    if cell.dataset is not None:
-        fields |= {"dataset": cell.dataset.name, "dataset_hash": cell.dataset.fingerprint}
-    if model.bos_framed != _states_bos_framed(model):
-        fields["bos_framed"] = model.bos_framed
-    return fields
-
-
-def _states_bos_framed(model: Pipeline) -> bool:
-    """What the config.json of a model says, which is in its hash; an override, or what a layout implies, is not."""
-    config = read_model_config(model.directory) if model.directory else {}
-    return bool((config.get("text") or {}).get("bos_framed"))
-
-
 def _unjudged_fields(cell: EvalCell, config: EvalConfig) -> ResultRow:
     """What is known of the row of a task without judges before it is measured."""
-    fields = _model_fields(cell, config)
+    fields = model_fields(cell, config)
     if cell.task == "likelihood":
         fields["likelihood_samples"] = likelihood_samples(cell, config)
-        fields["few_step"] = [{"steps": steps, "order": order} for steps, order in few_step_samplers(cell, config)]
+        samplers, _ = bounded_samplers(config, cell.model)
+        fields["few_step"] = [{"sampling": dataclasses.asdict(settings)} for settings in samplers]
+    if cell.task == "sudoku":
+        fields["likelihood_samples"] = config.likelihood_samples
+    if cell.settings is not None:
+        fields["sampling"] = dataclasses.asdict(cell.settings)
     return fields
-
-
-def samples_header(cell: EvalCell, config: EvalConfig) -> ResultRow:
-    """The header of the samples of a cell: all that is needed to generate them again."""
-    assert cell.settings is not None
-    settings = {"sampling": dataclasses.asdict(cell.settings), "clamp": _is_clamped(cell, config)}
-    header = _model_fields(cell, config) | settings
-    header["key"] = samples_key(header)
-    tokenizer, reference = cell.model.tokenizer, _reference(cell, config)
-    if reference is not None:
-        header |= {"reference": reference.file.name, "reference_hash": reference.fingerprint}
-    return {**header, "eos_token_id": tokenizer.eos, "eos_token": tokenizer.decode([tokenizer.eos])}
-
-
-def _reference(cell: EvalCell, config: EvalConfig) -> Dataset | None:
-    """What unconditional samples are compared with."""
-    if cell.task != "unconditional" or config.reference is None:
-        return None
-    return Dataset("reference", config.reference)
-
-
-def _is_clamped(cell: EvalCell, config: EvalConfig) -> bool:
-    """Whether the sampler has to keep what the noise left alone; masked models do so anyway."""
-    process = cell.model.denoiser.process
-    return config.clamp and cell.task == "conditional" and process is not None and not process.absorbing
-
-
-def _samples(
-    cell: EvalCell, config: EvalConfig, files: dict[str, Path], on_state: Callable[[State, int], None]
-) -> Samples:
-    """The samples of a cell: kept ones if there are enough of them, else generated now, and kept."""
-    header, num_samples = samples_header(cell, config), config.samples_per_cell
-    path = files.get(header["key"], samples_path(config.out, cell.name, header["key"]))
-    kept = read_samples(path) if path.exists() else None
-    enough = kept is not None and len(kept.lines) >= num_samples
-    if kept is not None and enough and kept.header.get("reference_hash") == header.get("reference_hash"):
-        return Samples({**kept.header, **header, "file": path.name}, kept.lines[:num_samples])
-    model, dataset = cell.model, cell.dataset or _reference(cell, config)
-    length, seed = header["max_length"], config.seed
-    blocks = dataset.blocks(model.tokenizer, length, model.bos_framed, num_samples, seed).tolist() if dataset else []
-    if kept is not None and enough:  # the same samples beside another reference, or beside none
-        is_complete = len(kept.lines) == num_samples
-        header = {**kept.header, "reference": None, "reference_hash": None, **header}
-        lines = kept.lines[:num_samples]
-    else:
-        is_complete = True
-        began = time.perf_counter()
-        lines = _generate(cell, config, blocks, on_state)
-        header |= {"sample_seconds": round(time.perf_counter() - began, 3), **provenance(config)}
-    lines = [{name: line[name] for name in line if not name.startswith("reference")} for line in lines]
-    for line, block in zip(lines, blocks, strict=False):
-        text = model.tokenizer.decode(block[int(model.bos_framed) :])
-        line |= {"reference": text, "reference_token_ids": block}
-    if is_complete:
-        write_samples(path, Samples(header, lines))
-    return Samples({**header, "file": path.name}, lines)
-
-
-def _generate(
-    cell: EvalCell, config: EvalConfig, blocks: list[list[int]], on_state: Callable[[State, int], None]
-) -> list[ResultRow]:
-    """New samples of a cell; the conditional task starts from the blocks."""
-    assert cell.settings is not None
-    model = cell.model
-    if cell.task == "conditional":
-        templates = model.perturbations(blocks, clamp=_is_clamped(cell, config))
-    else:
-        templates = model.continuations([""], config.samples_per_cell, config.max_length or model.max_length)
-    with few_threads(model.denoiser.device, model.denoiser.count()):
-        samples = model.complete(templates, cell.settings, config.seed, batch_size=config.batch_size, on_state=on_state)
-        return [dataclasses.asdict(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
 
 def _score_again(

@@ -303,6 +303,8 @@ class CDLMPipeline(DiffusionPipeline):
         given = {"steps": num_inference_steps, "top_p": top_p, "top_k": top_k, "guidance": guidance}
         given |= {"temperature": temperature or None}
         settings = self.model.resolve(given)
+        if guidance is not None:  # a scale is constant, whatever the generation config says
+            settings = dataclasses.replace(settings, guidance_end=None)
         self._check(block_length)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         templates = repeat([self._template(text, gen_length, span_length) for text in prompts], num_samples)
@@ -375,12 +377,16 @@ class CDLMPipeline(DiffusionPipeline):
         is_given = ids != OPEN
         x = torch.where(is_given, ids, _noise(process, ids, generator))
         banned = (*templates[0].banned, *range(self.model.tokenizer.vocab_size, denoiser.vocab))
-        unconditional = unconditional_log_probs(denoiser, process, x) if settings.guidance else None
+        guidance = settings.guidance
+        guidance_end = guidance if settings.guidance_end is None else settings.guidance_end
+        guided = guidance or guidance_end
+        unconditional = unconditional_log_probs(denoiser, process, x) if guided else None
 
         def logits(t: float) -> Float[Tensor, "b l v"]:
             found = shaped = denoiser(x, t)
             if unconditional is not None:
-                shaped = guide(shaped, _NO_ROWS, guidance=settings.guidance, unconditional=unconditional)
+                strength = guidance_end + (guidance - guidance_end) * t
+                shaped = guide(shaped, _NO_ROWS, guidance=strength, unconditional=unconditional)
             if banned:
                 shaped = ban(shaped, _NO_ROWS, tokens=banned)
             return torch.where(process.positions(x)[..., None], shaped, found)

@@ -295,7 +295,7 @@ class Method:
                 "none": "no process: it predicts next tokens",
                 "masked": "a masked process, such as masked(vocab)",
                 "any mask": "a process with a mask, such as masked(vocab)",
-                "uniform": "a process without absorbing mask, such as uniform(vocab) or unigram(law)",
+                "uniform": "a process without absorbing mask, such as uniform(vocab) or unigram(prior)",
             }[self.process]
             need = "the uniform process, uniform(vocab)" if self.duality else need
             given = "none" if process is None else process.name

@@ -43,6 +43,7 @@ def is_greedy_at_once(denoiser: Denoiser, x0: Tokens, scored: Scored, rng: Rng) 
     """Whether each scored token is the likeliest where all of them are noise."""
     process = denoiser.process
     assert process is not None
+    scored = scored & ~process.is_special(x0).cpu()
     x1 = torch.where(scored.to(x0.device), process.start(x0.shape[1], rng, x0.device), x0)
     hidden = denoiser.features(x1, process.noise.alpha(torch.ones(len(x0), dtype=torch.float64)))
     return _compare(denoiser, hidden, x0, scored)[1]
@@ -70,6 +71,7 @@ def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time
     process = denoiser.process
     assert process is not None
     masks = process.absorbing
+    scored = scored & ~process.is_special(x0).cpu()  # they are context wherever they stand
     l = scored.sum(1).double()
     k = torch.floor(u * l).clamp(max=l - 1) + 1 if masks else torch.floor(u * (l + 1)).clamp(max=l)
     order = rng("order").uniform(x0.shape[1]).masked_fill(~scored, torch.inf)
@@ -80,7 +82,7 @@ def log_likelihood_bound(denoiser: Denoiser, x0: Tokens, scored: Scored, u: Time
     end = process.noise.alpha(torch.ones_like(t))
     hidden = denoiser.features(x_t, torch.maximum(1 - t, end))  # it was trained on no more noise than that
     if masks:
-        return l / k * _compare(denoiser, hidden, x0, noised)[0]
+        return l / k.clamp(min=1) * _compare(denoiser, hidden, x0, noised)[0]
     one = torch.ones_like(t)
     pair = Pair(
         x0=x0, x_s=x0, x_t=x_t, s=0 * t, t=t, alpha_s=one, alpha_t=1 - t, dalpha_t=-one, positions=scored, known=scored,

@@ -46,5 +46,30 @@ SAMPLE_METRICS: dict[str, Callable[[Sequence[Sequence[int]]], float]] = {
 """Metrics of the token ids of all samples of a cell, by their names in results.jsonl. A new metric is a row."""
 
 
+def ngram_entropy(text: Sequence[int], n: int = 1) -> float:
+    """The entropy of a text's own n-grams, in nats."""
+    counts = collections.Counter(_grams(text, n))
+    total = counts.total()
+    return math.log(total) - sum(c * math.log(c) for c in counts.values()) / total if total else 0.0
+
+
+def longest_repeat(text: Sequence[int]) -> int:
+    """The length of the longest span that occurs at two places of a text, which may overlap."""
+    low, high = 0, max(0, len(text) - 1)
+    while low < high:  # a repeated span holds shorter ones, so the lengths can be bisected
+        middle = (low + high + 1) // 2
+        grams = _grams(text, middle)
+        low, high = (middle, high) if len(set(grams)) < len(grams) else (low, middle - 1)
+    return low
+
+
+def overlap(texts: Sequence[Sequence[int]], n: int = 3) -> float:
+    """The share of a text's different n-grams that another text of the set holds, averaged over ordered pairs."""
+    sets = [set(_grams(text, n)) for text in texts]
+    holders = collections.Counter(gram for grams in sets for gram in grams)
+    shares = [sum(holders[gram] - 1 for gram in grams) / len(grams) for grams in sets if grams]
+    return sum(shares) / (len(shares) * (len(sets) - 1)) if shares and len(sets) > 1 else 0.0
+
+
 def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:
     return list(zip(*(text[k:] for k in range(n)), strict=False))

@@ -40,6 +40,13 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> Interval:
     return percentile_interval(float(x.mean()), x[bootstrap_indices(len(x), seed)].mean(-1))
 
 
+def bootstrap_ratio(parts: Sequence[float], totals: Sequence[float], seed: int = 0) -> Interval:
+    """The sum of the parts over the sum of the totals, of all texts."""
+    n, k = torch.tensor(parts, dtype=torch.float64), torch.tensor(totals, dtype=torch.float64)
+    draws = bootstrap_indices(len(n), seed)
+    return percentile_interval(float(n.sum() / k.sum()), n[draws].sum(-1) / k[draws].sum(-1))
+
+
 def bootstrap_indices(n: int, seed: int = 0, times: int = NUM_RESAMPLES) -> Int[Tensor, "times n"]:
     """Texts drawn with replacement, the same for every measure of one cell, so that they can be paired."""
     return seeded(seed, "bootstrap", n, batch=times).integers(n, n)

@@ -5,8 +5,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """The size and kind of the network. The defaults are the paper's 110M class (169.6M parameters with both vocabulary
-    matrices)."""
+    """The size and kind of the network. The defaults, dropout included, are those of MDLM and DUO: the 110M class that
+    the paper names (169.6M parameters with both vocabulary matrices)."""
 
     hidden_size: int = 768
     """Width of the hidden states."""
@@ -25,6 +25,9 @@ class NetworkConfig:
     position_embeddings: int = 0
     """Number of learned absolute position embeddings; 0 uses rotary embeddings alone, as in MDLM, which cannot tell the
     positions of a fully masked sequence apart (every value that attention mixes is the same)."""
+    grid_embeddings: int = 0
+    """Side of a square grid, such as a Sudoku, whose cells are the sequence, row by row: its rows, columns and boxes
+    have learned embeddings. 0 is off."""
     tie_embeddings: bool = False
     """Share the output matrix with the token embeddings, so that a small network spends its parameters elsewhere."""
     joint_layers: int = 0
@@ -35,10 +38,9 @@ class NetworkConfig:
         for name in ("hidden_size", "num_layers", "num_heads", "cond_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
-        if self.position_embeddings < 0:
-            raise ValueError(f"position_embeddings must be at least 0 (got {self.position_embeddings})")
-        if self.joint_layers < 0:
-            raise ValueError(f"joint_layers must be at least 0 (got {self.joint_layers})")
+        for name in ("position_embeddings", "grid_embeddings", "joint_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0 (got {getattr(self, name)})")
         if self.joint_layers and self.causal:
             raise ValueError("a causal network already draws its tokens one after the other; leave out joint_layers")
         if not 0 <= self.dropout < 1:
@@ -63,6 +65,8 @@ SIZES = {
         tie_embeddings=True,
     ),
     "110m": NetworkConfig(),
+    "sudoku-4": NetworkConfig(hidden_size=64, num_layers=4, num_heads=4, cond_dim=16, dropout=0.0, grid_embeddings=4),
+    "sudoku-6": NetworkConfig(hidden_size=128, num_layers=6, num_heads=4, cond_dim=16, dropout=0.0, grid_embeddings=6),
 }
 
 RENAMED_NETWORK = {

@@ -3,7 +3,9 @@
 `cdlm.types` has the interface: `LogitsNetwork`, and `HiddenStatesNetwork` for the fast path.
 """
 
+import dataclasses
 import itertools
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +37,12 @@ class CustomBackbone(nn.Module):
 
     @property
     def name(self) -> str:
-        return type(self.network).__name__
+        return getattr(self.network, "display_name", type(self.network).__name__)
+
+    @property
+    def masked_lm(self) -> dict[str, Any] | None:
+        """The description of a masked language model of transformers, if it is one."""
+        return masked_lm_of(self.network)
 
     @property
     def device(self) -> torch.device:
@@ -142,3 +149,12 @@ class CustomBackbone(nn.Module):
 
     def _columns_in_words(self) -> str:
         return ": one logit for each clean token" + (", or one more for the mask" if len(self.columns) == 2 else "")
+
+
+def masked_lm_of(network: nn.Module | None) -> dict[str, Any] | None:
+    """The description of a network of `cdlm.interop.masked_lm`; None for any other."""
+    description = getattr(network, "description", None)
+    found: dict[str, Any] = {}
+    if dataclasses.is_dataclass(description) and not isinstance(description, type):
+        found = dataclasses.asdict(description)
+    return found or None

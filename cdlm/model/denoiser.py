@@ -1,6 +1,8 @@
 """The denoiser f_theta(x_t, t): for each position a law over clean tokens."""
 
+import functools
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,6 +15,9 @@ from cdlm.model.dit import DiT
 from cdlm.model.joint import JointHead, conditioned
 from cdlm.process.process import Process
 from cdlm.types import LogLaw, Mixture, Time, Tokens, to_device
+
+IMPOSSIBLE = -1e4
+"""The logit of a token that is never generated: its probability is 0, and 0 * log 0 is no NaN."""
 
 
 class Denoiser(nn.Module):
@@ -80,6 +85,11 @@ class Denoiser(nn.Module):
         return None if isinstance(self.backbone, DiT) else self.backbone.name
 
     @property
+    def masked_lm(self) -> dict[str, Any] | None:
+        """The description of a masked language model of transformers, for a network that is one."""
+        return None if isinstance(self.backbone, DiT) else self.backbone.masked_lm
+
+    @property
     def time_conditioning(self) -> bool:
         """Whether predictions may depend on the time."""
         return not isinstance(self.backbone, DiT) or self.backbone.config.time_conditioning
@@ -90,7 +100,7 @@ class Denoiser(nn.Module):
         and there they are all equal."""
         if self.process is None or not isinstance(self.backbone, DiT):
             return False
-        return self.process.has_mask and not self.config.position_embeddings
+        return self.process.has_mask and not (self.config.position_embeddings or self.config.grid_embeddings)
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +114,10 @@ class Denoiser(nn.Module):
     @property
     def linear_head(self) -> tuple[Float[Tensor, "v d"], Float[Tensor, "v"]] | None:
         """Weight and bias of the head; None for a network without hidden states, whose features are its logits."""
-        return self.backbone.head
+        if self.backbone.head is None:
+            return None
+        weight, bias = self.backbone.head
+        return weight, self._without_special(bias)
 
     def features(
         self, x: Tokens | Mixture, alpha: Time, rows: Int[Tensor, "b r"] | None = None
@@ -123,7 +136,18 @@ class Denoiser(nn.Module):
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""
-        return self.backbone.logits(rows)[..., : self.vocab]  # `accelerate` pads it; others may have a column for masks
+        logits = self.backbone.logits(rows)[..., : self.vocab]  # `accelerate` pads it; others may have one for the mask
+        return self._without_special(logits)
+
+    def _without_special(self, logits: Float[Tensor, "*n columns"]) -> Float[Tensor, "*n columns"]:
+        """Logits, or a bias, under which special tokens have probability 0, and log-probabilities are finite."""
+        if self.process is None or not self.process.special:
+            return logits
+        return logits.index_fill(-1, self._special.to(logits.device), IMPOSSIBLE)
+
+    @functools.cached_property
+    def _special(self) -> Int[Tensor, "n"]:
+        return torch.tensor(() if self.process is None else self.process.special, dtype=torch.long)
 
     def head(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """Log-probabilities over the clean vocabulary, in fp32 or wider."""

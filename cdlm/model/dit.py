@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdlm.devices import send
 from cdlm.model.config import NetworkConfig
+from cdlm.process.grid import grid_cells
 from cdlm.types import LogLaw, Mixture, Time, Tokens
 
 Hidden = Float[Tensor, "b l d"]
@@ -181,9 +182,16 @@ class DiT(nn.Module):
     def __init__(self, config: NetworkConfig, inputs: int, outputs: int) -> None:
         super().__init__()
         self.config = config
+        self.cells: Int[Tensor, "3 cells"]
         self.vocab_embed = Embedding(inputs, config.hidden_size, config.tie_embeddings)
         if config.position_embeddings:
             self.position_embed = nn.Parameter(0.02 * torch.randn(config.position_embeddings, config.hidden_size))
+        if config.grid_embeddings:
+            side = config.grid_embeddings
+            self.row_embed = nn.Parameter(0.02 * torch.randn(side, config.hidden_size))
+            self.column_embed = nn.Parameter(0.02 * torch.randn(side, config.hidden_size))
+            self.box_embed = nn.Parameter(0.02 * torch.randn(side, config.hidden_size))
+            self.register_buffer("cells", torch.stack(grid_cells(side)), persistent=False)
         if not config.causal:
             self.sigma_map = NoiseEmbedding(config.cond_dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -234,15 +242,23 @@ class DiT(nn.Module):
     ) -> tuple[Hidden, Float[Tensor, "b c"] | None]:
         """All blocks but the last, and the embedded noise level."""
         h = self.vocab_embed(x)
-        if self.config.position_embeddings:
-            if h.shape[1] > self.config.position_embeddings:
-                most = self.config.position_embeddings
+        for most in (self.config.position_embeddings, self.config.grid_embeddings**2):
+            if most and h.shape[1] > most:
                 raise ValueError(f"the network has embeddings for {most} positions (got a length of {h.shape[1]})")
-            h = h + self.position_embed[: h.shape[1]]
+        h = self._place(h, slice(h.shape[1]))
         c = None if self.config.causal else F.silu(self.sigma_map(level))
         for block in self.blocks[:-1]:
             h = block(h, c, rotary)
         return h, c
+
+    def _place(self, h: Hidden, positions: Int[Tensor, "q"] | slice) -> Hidden:
+        """Add the learned embeddings of the positions."""
+        if self.config.position_embeddings:
+            h = h + self.position_embed[positions]
+        if self.config.grid_embeddings:
+            row, column, box = self.cells[:, positions]
+            h = h + self.row_embed[row] + self.column_embed[column] + self.box_embed[box]
+        return h
 
     def tip(self, h: Hidden, c: Float[Tensor, "b c"] | None, rotary: Rotary, rows: Rows | None = None) -> Chosen:
         """The last block and norm."""
@@ -256,9 +272,7 @@ class DiT(nn.Module):
 
     def extend(self, x: Tokens, positions: Int[Tensor, "q"], past: list[tuple[Tensor, Tensor]]) -> Hidden:
         """Hidden rows of new tokens at the given positions of a text whose past is known; adds them to it (causal)."""
-        h = self.vocab_embed(x)
-        if self.config.position_embeddings:
-            h = h + self.position_embed[positions]
+        h = self._place(self.vocab_embed(x), positions)
         cos, sin = self.rotary(past[0][0].shape[2])
         rotary = cos[positions], sin[positions]
         for block, (keys, values) in zip(self.blocks, past, strict=True):

@@ -26,6 +26,8 @@ FORMAT = 2
 PREFIX = "backbone."
 CUSTOM = "custom"
 """Under "network" in config.json: the name of the class of a network of the user's own, whose weights these are."""
+MASKED_LM = "masked_lm"
+"""Under "network" in config.json, beside the class: the description of a masked language model of transformers."""
 PEERS = {"mdlm": True, "udlm": False, "duo": True}
 """The public layouts by their model_type, and whether their models were trained on BOS-framed blocks. UDLM's public
 model was trained on single sentences, padded."""
@@ -77,8 +79,11 @@ def model_config(denoiser: Denoiser) -> dict[str, Any]:
     config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab_size": denoiser.vocab, "process": None}
     custom = denoiser.custom_network
     config["network"] = {CUSTOM: custom} if custom else dataclasses.asdict(denoiser.config)
-    if config["network"].get("joint_layers") == 0:  # earlier versions read models without a joint head
-        del config["network"]["joint_layers"]
+    for name in ("grid_embeddings", "joint_layers"):  # earlier versions read models that have neither
+        if config["network"].get(name) == 0:
+            del config["network"][name]
+    if denoiser.masked_lm is not None:
+        config["network"][MASKED_LM] = denoiser.masked_lm
     if denoiser.process is not None:
         noise = denoiser.process.noise
         schedule = next(name for name, kind in SCHEDULES.items() if type(noise) is kind)
@@ -101,16 +106,24 @@ def load_denoiser(
     device: torch.device | str = "cpu",
     config: dict[str, Any] | None = None,
     network: nn.Module | None = None,
+    trust_remote_code: bool = False,
 ) -> Denoiser:
-    """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), or a public checkpoint.
+    """Open a model directory: one written by `save_denoiser`, a run (its newest checkpoint), a public checkpoint, or a
+    masked language model of transformers, which may be one with code of its own if `trust_remote_code` is set.
 
     Nothing is unpickled. A `config` that `read_model_config` has already read is not read again. Weights of a network
     of your own need that `network`, and are copied into it.
     """
-    folder = newest(Path(folder))
+    folder = resolve_checkpoint(Path(folder))
     config = read_model_config(folder) if config is None else config
     _check_custom(folder, config, network)
     _check_digests(folder)
+    if is_masked_lm(config) and config.get("format") != "cdlm":
+        from cdlm.interop.masked_lm import open_masked_lm
+
+        return open_masked_lm(folder, config, trust_remote_code).to(device).eval()
+    if network is None and is_masked_lm(config):
+        network = masked_lm_network(config, trust_remote_code)
     tensors = _read_tensors(folder)
     try:
         if config.get("format") == "cdlm":
@@ -120,10 +133,9 @@ def load_denoiser(
         elif "parameterization" in config and isinstance(config.get("model"), dict):
             denoiser, tensors = _sdtt(config, tensors)
         else:
-            kind = config.get("format") or config.get("model_type")
             raise LayoutError(
-                f"its config.json describes {kind!r}; readable are model directories of cdlm, of sdtt, and of mdlm, "
-                "udlm or duo (by model_type)"
+                f"its config.json describes {config.get('format')!r}; readable are model directories of cdlm, of sdtt, "
+                "of mdlm, udlm or duo (by model_type), and masked language models of transformers"
             )
         _copy(tensors, denoiser)
     except (ValueError, KeyError, TypeError) as error:
@@ -138,10 +150,25 @@ def custom_network(config: dict[str, Any]) -> str | None:
     return network.get(CUSTOM) if config.get("format") == "cdlm" and isinstance(network, dict) else None
 
 
+def is_masked_lm(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model of transformers, or a run that started from one."""
+    network = config.get("network")
+    if config.get("format") == "cdlm":
+        return isinstance(network, dict) and MASKED_LM in network
+    return "model_type" in config and not config.get("format") and str(config["model_type"]).lower() not in PEERS
+
+
+def masked_lm_network(config: dict[str, Any], trust_remote_code: bool = False) -> nn.Module:
+    """The network of a run that started from a masked language model, with random weights."""
+    from cdlm.interop.masked_lm import rebuild
+
+    return rebuild(config["network"][MASKED_LM], trust_remote_code)
+
+
 def _check_custom(folder: Path, config: dict[str, Any], network: nn.Module | None) -> None:
     """The weights of another network are never opened as a `DiT`, or the other way round."""
     name = custom_network(config)
-    if name and network is None:
+    if name and network is None and not is_masked_lm(config):
         raise LayoutError(
             f"{folder} holds the weights of a custom network, {name}; open it in Python with the same network: "
             f"cdlm.load({str(folder)!r}, network={name}(...))"
@@ -216,8 +243,8 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def newest(folder: Path) -> Path:
-    """The model folder meant: itself, or the newest checkpoint of a run, by its number and not by its clock."""
+def resolve_checkpoint(folder: Path) -> Path:
+    """The directory itself if it holds a model, else the newest checkpoint of a run, by its number and not its date."""
     if (folder / "config.json").exists():
         return folder
     names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*"))
@@ -247,7 +274,7 @@ def _check_digests(folder: Path) -> None:
 
 def read_model_config(folder: str | Path) -> dict[str, Any]:
     """The config.json of a model directory; ours under the present names, whichever version wrote it."""
-    folder = newest(Path(folder))
+    folder = resolve_checkpoint(Path(folder))
     path = folder / "config.json"
     if not path.is_file():
         if folder.suffix in _PICKLES:
@@ -309,7 +336,8 @@ def _ours(config: dict[str, Any], tensors: dict[str, torch.Tensor], custom: nn.M
     if name not in SCHEDULES:
         raise LayoutError(f"unknown noise schedule {name!r}; choose from {', '.join(SCHEDULES)}")
     noise = SCHEDULES[name](eps=config["process"]["eps"])
-    return Denoiser(network, Process(vocab, tensors.pop("prior"), noise))
+    special = tuple(config["network"][MASKED_LM]["special"]) if is_masked_lm(config) else ()
+    return Denoiser(network, Process(vocab, tensors.pop("prior"), noise, special))
 
 
 def _peer(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[Denoiser, dict[str, torch.Tensor]]:
@@ -382,7 +410,8 @@ def _check_size(network: NetworkConfig, vocab: int, tensors: dict[str, torch.Ten
         if name != "dropout" and type(value) not in (int, bool):
             raise LayoutError(f"config.json says that {name} is {value!r}, which is not an integer")
     width, layers, tables = network.hidden_size, network.num_layers, 1 if network.tie_embeddings else 2
-    least = width * (12 * width * layers + tables * vocab + network.position_embeddings)
+    places = network.position_embeddings + 3 * network.grid_embeddings
+    least = width * (12 * width * layers + tables * vocab + places)
     least += 0 if network.causal else network.cond_dim * (network.cond_dim + 6 * width * layers)
     held = sum(tensor.numel() for tensor in tensors.values())
     if least > 4 * held + 1_000_000:

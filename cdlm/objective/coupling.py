@@ -58,12 +58,13 @@ class Ordered:
 
     def __call__(self, x0: Tokens, s: Time, t: Time, rng: Rng, teacher: Denoiser | None = None) -> Pair:
         self.process.check_ids(x0)
-        level = self.order(torch.ones(x0.shape, dtype=torch.bool), self.steps, rng).to(x0.device)
+        words = ~self.process.is_special(x0)
+        level = self.order(words.cpu(), self.steps, rng).to(x0.device)
         largest = 1 - self.process.noise.alpha(torch.ones(1, dtype=t.dtype))
 
         def noised(time: Time) -> Tokens:
             share = (1 - self.process.noise.alpha(time)) / largest
-            return torch.where(level < share.to(level)[:, None], self.process.vocab, x0)
+            return torch.where((level < share.to(level)[:, None]) & words, self.process.vocab, x0)
 
         return pair_of(self.process, x0, noised(s), noised(t), s, t)
 

@@ -6,12 +6,14 @@ depend on each other. Samplers unmask along them (`sample/order.py`), and coupli
 (`objective/coupling.py`). `sample/samplers.py` has the table of orders.
 """
 
+import math
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cdlm.process.grid import sudoku_pattern
 from cdlm.rng import Rng
 
 Level = Float[Tensor, "b l"]
@@ -48,6 +50,19 @@ def dilated_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
 def bit_reversed_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
     """From coarse to fine: each step lies halfway between what is there already."""
     return _radical_inverse(_places(is_mask, rng))
+
+
+def grid_order(is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
+    """For grids such as Sudoku: the positions fill a square row by row, and k steps of equal size over a k x k grid
+    take cells in different rows, columns and boxes each. The cells of a symbol of a fixed Sudoku grid come together;
+    symbols, and cells of a symbol, come in random order. A sequence whose length is no square leaves some cells out.
+    """
+    length = is_mask.shape[1]
+    side = math.isqrt(length - 1) + 1
+    symbol = sudoku_pattern(side).flatten()[:length]
+    turn = rng("reveal").uniform(side).argsort(-1).argsort(-1)
+    within = rng("within").uniform(length) * (1 - 2e-6) + 1e-6
+    return (turn[:, symbol] + within) / side
 
 
 def equal_steps(level: Level, is_mask: Bool[Tensor, "b l"]) -> Level:

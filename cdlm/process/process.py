@@ -42,6 +42,9 @@ class Process:
     vocab: int
     prior: Float[Tensor, "states"]
     noise: Noise = dataclasses.field(default_factory=LogLinear)
+    special: tuple[int, ...] = ()
+    """Tokens that are never generated, such as [CLS] and [SEP]: they stay visible at every noise level, and a
+    `Denoiser` gives them no probability. For absorbing processes."""
 
     def __post_init__(self) -> None:
         if self.prior.shape[0] not in (self.vocab, self.vocab + 1):
@@ -50,7 +53,13 @@ class Process:
                 f"give {self.vocab} entries, or {self.vocab + 1} with the mask last"
             )
         if not (bool((self.prior >= 0).all()) and abs(float(self.prior.sum()) - 1) < 1e-6):
-            raise ValueError("a prior is a probability law: entries >= 0 that add up to 1; divide it by its sum")
+            raise ValueError("a prior is a distribution: entries >= 0 that add up to 1; divide it by its sum")
+        if self.special and not self.absorbing:
+            raise ValueError("special tokens stay visible, which only an absorbing process allows: use masked(vocab)")
+        if not all(0 <= token < self.vocab for token in self.special):
+            raise ValueError(
+                f"special tokens must lie in [0, {self.vocab}) (got {min(self.special)} to {max(self.special)})"
+            )
 
     @property
     def name(self) -> str:
@@ -90,6 +99,14 @@ class Process:
         """pi[x], the prior mass of each token."""
         return self.prior.to(x.device, wide(x.device))[x]
 
+    @functools.cached_property
+    def _special(self) -> Bool[Tensor, "states"]:
+        return torch.zeros(self.states, dtype=torch.bool).index_fill(0, torch.tensor(self.special), True)
+
+    def is_special(self, x: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Where x holds special tokens."""
+        return self._special.to(x.device)[x] if self.special else torch.zeros_like(x, dtype=torch.bool)
+
     def positions(self, x_t: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """M(x_t) = { i : pi[x_t^i] > 0 }: masked positions under masking, all positions under a full prior."""
         return self.pi(x_t) > 0
@@ -111,10 +128,12 @@ class Process:
 
     def kept(self, x0: Tokens, t: Time | float, rng: Rng) -> Bool[Tensor, "b l"]:
         """The positions that `corrupt` leaves alone."""
-        return rng("keep").uniform(x0.shape[1], x0.device) < self.noise.alpha(self._time(t, x0))
+        kept = rng("keep").uniform(x0.shape[1], x0.device) < self.noise.alpha(self._time(t, x0))
+        return kept | self.is_special(x0)
 
     def kept_evenly(self, x0: Tokens, t: Time | float, rng: Rng, among: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
         """The same with the expected number of positions `among` those given, rounded, in place of a random one."""
+        among = among & ~self.is_special(x0)
         u = rng("keep").uniform(x0.shape[1], x0.device).masked_fill(~among, torch.inf)
         lost = ((1 - self.noise.alpha(self._time(t, x0))) * among.sum(-1, keepdim=True)).round()
         return u.argsort(-1).argsort(-1) >= lost
@@ -181,10 +200,10 @@ def uniform(vocab: int, noise: Noise | None = None) -> Process:
     return Process(vocab, torch.full((vocab,), 1 / vocab, dtype=torch.float64), noise or LogLinear())
 
 
-def unigram(law: Float[Tensor, "states"], vocab: int | None = None, noise: Noise | None = None) -> Process:
-    """Diffusion towards any law: token frequencies, or, with a last entry for the mask, a mixture of both kinds."""
-    law = law.double()
-    return Process(vocab or law.shape[0], law / law.sum(), noise or LogLinear())
+def unigram(prior: Float[Tensor, "states"], vocab: int | None = None, noise: Noise | None = None) -> Process:
+    """Diffusion towards any prior: token frequencies, or, with a last entry for the mask, a mixture of both kinds."""
+    prior = prior.double()
+    return Process(vocab or prior.shape[0], prior / prior.sum(), noise or LogLinear())
 
 
 def transition(process: Process, s: float, t: float) -> Float[Tensor, "states states"]:

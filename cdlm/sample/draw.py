@@ -98,7 +98,7 @@ def make_draw(
     and before the temperature. For the penalties, tokens at `prompt` positions were not sampled (by default those that
     x shows already, and of an autoregressive model the first), and tokens in `special` do not count."""
     unconditional = None
-    if settings.guidance and process is not None:
+    if (settings.guidance or settings.guidance_end) and process is not None:
         unconditional = unconditional_log_probs(predict, process, x)
     if prompt is None:
         first = torch.arange(x.shape[1], device=x.device) < 1
@@ -149,12 +149,13 @@ def same_at_all_positions(predict: Predictor, process: Process, x: Tokens) -> bo
 
 @torch.no_grad()
 def unconditional_log_probs(predict: Predictor, process: Process, like: Tokens) -> Float[Tensor, "v"]:
-    """The unconditional prediction: the mean over the positions of a fully masked input."""
+    """The unconditional prediction: the mean over the masks of an input in which only special tokens are visible."""
     trunk, head = trunk_and_head(predict, process)
-    x = torch.full_like(like[:1], process.vocab)
+    x = torch.where(process.is_special(like[:1]), like[:1], process.vocab)
     x = x[:, :1] if same_at_all_positions(predict, process, x) else x
     t = torch.ones(len(x), dtype=wide(x.device), device=x.device)
-    logits = head(trunk(x, t)[0])
+    hidden = trunk(x, t)[0]
+    logits = head(hidden[x[0] == process.vocab] if process.special else hidden)
     return mean_law(logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1))
 
 

@@ -1,22 +1,28 @@
 """generation_config.json: the sampler settings that a model is best used with.
 
-    {"steps": 8, "order": "dilated", "guidance": 0.5, "temperature": 0.8,
-     "step_presets": [{"steps": 8, ...}, {"steps": 32, ...}]}
+    {"max_denoising_steps": 8, "order": "dilated", "guidance": 0.5, "temperature": 0.8,
+     "step_presets": [{"max_denoising_steps": 8, ...}, {"max_denoising_steps": 32, ...}]}
 
 The top level holds where a call gives no number of steps; with a number of steps, the preset for the closest one.
-Fields that are no settings of ours (transformers writes some) are ignored.
+
+The file is shared with transformers: a field that its `GenerationConfig` or one of its diffusion models defines has the
+meaning it has there (`temperature`, `top_k` and `top_p` are the same; our `steps` are its `max_denoising_steps`), and
+settings that it does not know have names that it does not use. Fields that are no settings of ours are kept, but not
+used.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cdlm.files import read_object
-from cdlm.model.pretrained import LayoutError, peer_text_config
+from cdlm.files import read_object, rename_keys
+from cdlm.model.pretrained import LayoutError, is_masked_lm, peer_text_config
 from cdlm.sample.settings import SPECS, check_value
 
 FILE = "generation_config.json"
+_NAMES = {"max_denoising_steps": "steps"}
+"""Settings that have another name in the file. Earlier versions wrote our own."""
 
 
 def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +31,8 @@ def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[s
     Version 0.1 had it in config.json, as a list of settings under "sampling".
     """
     path = directory / FILE
+    if is_masked_lm(config) and config.get("format") != "cdlm":
+        return {}  # its fields are those of transformers
     if not path.is_file():
         old = config.get("sampling") or [] if config.get("format") == "cdlm" else []
         try:
@@ -32,7 +40,7 @@ def read_generation_config(directory: Path, config: Mapping[str, Any]) -> dict[s
         except (TypeError, ValueError, KeyError) as error:
             raise LayoutError(f'{directory / "config.json"} has a damaged "sampling" ({error}).') from None
     try:
-        found = read_object(path)
+        found = _renamed(read_object(path), _NAMES)
         kept = {name: found[name] for name in (*SPECS, "step_presets") if found.get(name) is not None}
         return check_generation_config(kept)
     except (TypeError, ValueError, KeyError) as error:
@@ -80,7 +88,29 @@ def from_version_1(sampling: list[dict[str, Any]]) -> dict[str, Any]:
     return {**presets[0]} | ({"step_presets": presets} if len(presets) > 1 else {})
 
 
-def write_generation_config(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write generation_config.json, unless there is nothing to say."""
-    if config:
-        (directory / FILE).write_text(json.dumps(config, indent=2) + "\n")
+def write_generation_config(
+    directory: Path, config: Mapping[str, Any], others: Mapping[str, Any] | None = None
+) -> None:
+    """Write generation_config.json, with `others` of its fields, unless there is nothing to say."""
+    written = _renamed(config, {ours: theirs for theirs, ours in _NAMES.items()}) | dict(others or {})
+    if written:
+        (directory / FILE).write_text(json.dumps(written, indent=2) + "\n")
+
+
+def transformers_fields(directory: Path | None, eos: int, bos: int, unused: Sequence[int]) -> dict[str, Any]:
+    """The fields of a generation_config.json that are no settings of ours: those of the file in `directory`, and those
+    without which `generate` of transformers does not know the special tokens. It draws no token in `unused`."""
+    path = directory / FILE if directory is not None else None
+    kept = read_object(path) if path is not None and path.is_file() else {}
+    kept = {name: value for name, value in kept.items() if name not in (*SPECS, *_NAMES, "step_presets")}
+    found: dict[str, Any] = {"do_sample": True, "eos_token_id": eos, "bos_token_id": bos, "pad_token_id": eos}
+    return found | ({"suppress_tokens": list(unused)} if unused else {}) | kept
+
+
+def _renamed(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A generation config and its presets under other names."""
+    found = rename_keys(dict(config), names)
+    presets = found.get("step_presets")
+    if isinstance(presets, list) and all(isinstance(preset, dict) for preset in presets):
+        found["step_presets"] = [rename_keys(preset, names) for preset in presets]
+    return found

@@ -35,12 +35,17 @@ def joint(
 ) -> Iterator[State]:
     """Unmask x along the timesteps, in the order of the settings; each token is drawn given those of its step before
     it. A step with one token is one of the ancestral sampler."""
-    if not isinstance(predict, Denoiser) or predict.joint_head is None:
-        raise ValueError("--sampler joint needs a model with a joint head, and this one has none; leave it out.")
-    new_tokens = functools.partial(joint_tokens, predict)
+    new_tokens = functools.partial(joint_tokens, with_joint_head(predict))
     return unmask_in_order(
         predict, process, x, settings, rng, given=given, start=start, draw=draw, new_tokens=new_tokens
     )
+
+
+def with_joint_head(predict: Predictor) -> Denoiser:
+    """The same predictor, or an error."""
+    if not isinstance(predict, Denoiser) or predict.joint_head is None:
+        raise ValueError("--sampler joint needs a model with a joint head, and this one has none; leave it out.")
+    return predict
 
 
 def joint_tokens(

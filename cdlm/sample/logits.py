@@ -52,7 +52,8 @@ def logits_processors(
     """
     stages: list[LogitsProcessor] = []
     if unconditional is not None:
-        stages.append(functools.partial(guide, guidance=settings.guidance, unconditional=unconditional))
+        strength, end = settings.guidance, settings.guidance_end
+        stages.append(functools.partial(guide, guidance=strength, unconditional=unconditional, end=end))
     if banned:
         stages.append(functools.partial(ban, tokens=banned))
     if settings.frequency_penalty or settings.presence_penalty:
@@ -73,11 +74,19 @@ def logits_processors(
     return tuple(stages)
 
 
-def guide(logits: LogLaw, rows: LogitsRows, *, guidance: float, unconditional: Float[Tensor, "v"]) -> LogLaw:
+def guide(
+    logits: LogLaw,
+    rows: LogitsRows,
+    *,
+    guidance: float,
+    unconditional: Float[Tensor, "v"],
+    end: float | None = None,
+) -> LogLaw:
     """f^(1 + g) / b^g, with b the unconditional prediction: sharper where the context speaks, and no likelier to say
-    what is frequent anyway."""
+    what is frequent anyway. g goes linearly in t from `guidance` at t = 1 to `end` at t = 0, if that is given."""
     logits = _float32(logits)
-    return logits + guidance * (logits - unconditional.to(logits))
+    g = guidance if end is None else _ramp(guidance, end, rows, logits)
+    return logits + g * (logits - unconditional.to(logits))
 
 
 def ban(logits: LogLaw, rows: LogitsRows, *, tokens: tuple[int, ...]) -> LogLaw:
@@ -134,8 +143,7 @@ def temper(logits: LogLaw, rows: LogitsRows, *, start: float, end: float | None 
     logits = _float32(logits)
     if end is None:
         return logits / start
-    t = rows.t.to(device=logits.device, dtype=logits.dtype)
-    return logits / (end + (start - end) * t)[..., None]
+    return logits / _ramp(start, end, rows, logits)
 
 
 def keep_top_k(logits: LogLaw, rows: LogitsRows, *, k: int) -> LogLaw:
@@ -156,6 +164,12 @@ def keep_top_p(logits: LogLaw, rows: LogitsRows, *, p: float, among: int = 1024)
         return keep_top_p(logits, rows, p=p, among=v)
     kept = best.values.masked_fill(reached - share >= p, -torch.inf)  # the first token always stays
     return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, kept)
+
+
+def _ramp(start: float, end: float, rows: LogitsRows, like: LogLaw) -> Float[Tensor, "n 1"]:
+    """A value for each row, linear in t: `start` at t = 1 and `end` at t = 0."""
+    t = rows.t.to(device=like.device, dtype=like.dtype)
+    return (end + (start - end) * t)[..., None]
 
 
 def _float32(logits: LogLaw) -> LogLaw:

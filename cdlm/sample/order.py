@@ -41,8 +41,7 @@ def unmask_in_order(
     else independently."""
     times = timesteps(settings, start)
     is_mask = writable(process, x, given).cpu()
-    level = load_function(ORDERS[settings.order].levels)(is_mask, len(times) - 1, rng)
-    level = equal_steps(level, is_mask) if settings.step_size == "equal" else level
+    level = _levels(settings, is_mask, len(times) - 1, rng)
     plan = plan_by_level(process, is_mask, level, times, rng, settings.final_step, x.device)
     draw = draw or make_draw(predict, process, x, settings)
     return execute(predict, process, x, plan, draw, len(plan), new_tokens)
@@ -61,13 +60,39 @@ def first_hitting(
 ) -> Iterator[State]:
     """One token in each evaluation, in random order and at its exact time: ancestral sampling with perfect steps."""
     is_mask = writable(process, x, given).cpu()
-    level = rng("reveal").uniform(x.shape[1]).masked_fill(~is_mask, -1.0)
+    step, t = _one_at_a_time(process, is_mask, rng, start)
+    plan = _without_empty_steps(step, t, is_mask, rng, x.device)
+    return execute(predict, process, x, plan, draw or make_draw(predict, process, x, settings), len(plan))
+
+
+def unmasking_steps(
+    process: Process, is_mask: Bool[Tensor, "b l"], settings: Settings, rng: Rng, start: float = 1.0
+) -> tuple[Int[Tensor, "b l"], Float[Tensor, "b l"]]:
+    """The step in which a sampler with these settings draws each masked position, and the time of that step.
+
+    Of samplers with an order that is fixed before the network runs.
+    """
+    if settings.sampler == "first-hitting":
+        return _one_at_a_time(process, is_mask, rng, start)
+    times = timesteps(settings, start)
+    step = step_of_level(process, _levels(settings, is_mask, len(times) - 1, rng), times)
+    return step, times[step]
+
+
+def _levels(settings: Settings, is_mask: Bool[Tensor, "b l"], steps: int, rng: Rng) -> Level:
+    level: Level = load_function(ORDERS[settings.order].levels)(is_mask, steps, rng)
+    return equal_steps(level, is_mask) if settings.step_size == "equal" else level
+
+
+def _one_at_a_time(
+    process: Process, is_mask: Bool[Tensor, "b l"], rng: Rng, start: float
+) -> tuple[Int[Tensor, "b l"], Float[Tensor, "b l"]]:
+    """The steps and times of first-hitting sampling."""
+    level = rng("reveal").uniform(is_mask.shape[1]).masked_fill(~is_mask, -1.0)
     step = level.argsort(-1, descending=True).argsort(-1)
     noise = process.noise
     alpha = float(noise.alpha(torch.tensor(start, dtype=torch.float64)))
-    t = noise.inverse(1 - level.clamp(min=0) * (1 - alpha))
-    plan = _without_empty_steps(step, t, is_mask, rng, x.device)
-    return execute(predict, process, x, plan, draw or make_draw(predict, process, x, settings), len(plan))
+    return step, noise.inverse(1 - level.clamp(min=0) * (1 - alpha))
 
 
 def plan_by_level(

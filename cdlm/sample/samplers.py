@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS = ("steps", "timesteps", "block_length")
 PENALTIES = ("frequency_penalty", "presence_penalty", "log_frequency_penalty")
-SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance")
+SHAPING = ("temperature", "temperature_end", "top_k", "top_p", *PENALTIES, "guidance", "guidance_end")
 
 
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -52,6 +52,10 @@ ORDERS: dict[str, UnmaskingOrder] = {
         "cdlm.process.order:dilated_order", "the tokens of one step lie far apart", uniform_timesteps=True
     ),
     "bit-reversed": UnmaskingOrder("cdlm.process.order:bit_reversed_order", "from coarse to fine, each step halfway"),
+    "grid": UnmaskingOrder(
+        "cdlm.process.order:grid_order",
+        "for Sudoku and other square grids: the cells of one step lie in different rows, columns and boxes",
+    ),
 }
 
 

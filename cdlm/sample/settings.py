@@ -100,6 +100,13 @@ class Settings:
         maximum=1_000_000,
         requires="has_mask",
     )
+    guidance_end: float | None = setting(
+        None,
+        "Guidance at the end, reached linearly in t; constant if not given.",
+        minimum=0,
+        maximum=1_000_000,
+        requires="has_mask",
+    )
     top_k: int = setting(0, "Draw from the k most probable tokens only; 0 is off.", minimum=0)
     top_p: float = setting(1.0, "Draw from the smallest set of tokens with this probability.", above=0, maximum=1)
     frequency_penalty: float = setting(
@@ -159,6 +166,7 @@ class SettingValues(TypedDict, total=False):
     temperature: float | None
     temperature_end: float | None
     guidance: float | None
+    guidance_end: float | None
     top_k: int | None
     top_p: float | None
     frequency_penalty: float | None
@@ -171,7 +179,7 @@ class SettingValues(TypedDict, total=False):
 
 SPECS: dict[str, Spec] = {field.name: field.metadata["spec"] for field in dataclasses.fields(Settings)}
 DEFAULTS: dict[str, Any] = {name: spec.default for name, spec in SPECS.items()}
-TYPES: dict[str, type] = {"temperature_end": float, "steps": int} | {
+TYPES: dict[str, type] = {"temperature_end": float, "guidance_end": float, "steps": int} | {
     field.name: field.type for field in dataclasses.fields(Settings) if isinstance(field.type, type)
 }
 SELECTING = ("sampler", "order", "step_size", "timesteps", "corrector")
@@ -314,10 +322,13 @@ def sources(
 ) -> dict[str, str]:
     """Where each setting that the sampler reads comes from: given, the generation config, or the default."""
     preset = preset_for({name: value for name, value in given.items() if value is not None}, generation_config)
-    return {
+    found = {
         name: "given" if given.get(name) is not None else "generation config" if name in preset else "default"
         for name in ("sampler", *SAMPLERS[settings.sampler].settings)
     }
+    if custom_timesteps(settings.timesteps):  # they say how many steps there are
+        found["steps"] = found["timesteps"]
+    return found
 
 
 def setting_type(name: str) -> Any:

@@ -6,7 +6,7 @@ import enum
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,7 @@ from cdlm.studio.schema import (
     Completion,
     CompletionResponse,
     ErrorResponse,
+    GridModelList,
     Health,
     Infill,
     Limits,
@@ -36,9 +37,13 @@ from cdlm.studio.schema import (
     ModelList,
     ResolvedSettings,
     SettingsRequest,
+    SudokuRequest,
+    SudokuResponse,
 )
 from cdlm.studio.settings import form_settings, given_settings, request_error
+from cdlm.studio.sudoku import check_sudoku, grid_models, grid_of, sudoku_events
 from cdlm.text.pipeline import Pipeline
+from cdlm.text.sudoku import summarize, written
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 1 << 20
@@ -243,6 +248,35 @@ def create_app(
         async with moons_lock:
             return await asyncio.to_thread(moon_frames, process, int(steps), points, seed)
 
+    @app.get("/v1/sudoku/models", responses=_errors(401))
+    async def list_grid_models() -> GridModelList:
+        """The models that generate Sudoku grids, and the sizes of these."""
+        return GridModelList(data=grid_models(models))
+
+    @app.post("/v1/sudoku", responses=_errors(400, 401, 409, 413, 429))
+    async def sudoku(body: SudokuRequest, request: Request) -> SudokuResponse:
+        """Generate Sudoku grids, or fill the empty cells of a puzzle; the response has the grids after every step."""
+        with refusals():
+            queue.check_available()
+            checked = await asyncio.to_thread(check_sudoku, body, models, limits)
+            job, _ = queue.submit(lambda: sudoku_events(checked))
+        samples = await last_item(job, request)
+        if not isinstance(samples, list):
+            raise ApiError(409, CANCELLED)
+        totals = summarize(samples)
+        return SudokuResponse(
+            id=job.id,
+            created=int(time.time()),
+            model=checked.label,
+            size=checked.side,
+            puzzle=None if checked.puzzle is None else written(checked.puzzle, checked.side),
+            seed=checked.seed,
+            summary=checked.summary,
+            grids=[grid_of(index, sample) for index, sample in enumerate(samples)],
+            valid=totals["valid"],
+            distinct=totals["distinct"],
+        )
+
     def find_model(label: str | None) -> str:
         if label is None:
             return next(iter(models))
@@ -253,15 +287,10 @@ def create_app(
 
     async def generate(body: Completion | Infill, request: Request) -> Response:
         label = find_model(body.model)
-        try:
+        with refusals():
             queue.check_available()
             checked = await asyncio.to_thread(check_request, body, models[label], limits)
             job, ahead = queue.submit(lambda: generation_events(checked))
-        except ValueError as error:
-            wrong = request_error(error)
-            raise ApiError(400, str(wrong), wrong.param) from None
-        except QueueFull as full:
-            raise ApiError(429, f"{full}; try again in a moment.", headers={"retry-after": "2"}) from None
         head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": label}
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
@@ -324,9 +353,30 @@ class EventStream(StreamingResponse):
             self.job.cancel()
 
 
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Errors of a request, and a full queue, as responses."""
+    try:
+        yield
+    except ValueError as error:
+        wrong = request_error(error)
+        raise ApiError(400, str(wrong), wrong.param) from None
+    except QueueFull as full:
+        raise ApiError(429, f"{full}; try again in a moment.", headers={"retry-after": "2"}) from None
+
+
 async def plain_response(job: Job, head: dict[str, Any], request: Request) -> Response:
-    """The result of a job alone; if the client disconnects, the job is cancelled, however fast its items come."""
-    last: Progress | Result | None = None
+    """The result of a job alone."""
+    last = await last_item(job, request)
+    if not isinstance(last, Result):
+        raise ApiError(409, CANCELLED)
+    response = CompletionResponse(**head, choices=last.choices, usage=last.usage)
+    return JSONResponse(response.model_dump())
+
+
+async def last_item(job: Job, request: Request) -> Any:
+    """What a job yields last; if the client disconnects, the job is cancelled, however fast its items come."""
+    last: Any = None
     checked = time.monotonic()
     try:
         async for item in job.items(DISCONNECT_POLL):
@@ -339,10 +389,7 @@ async def plain_response(job: Job, head: dict[str, Any], request: Request) -> Re
         raise ApiError(400, str(error)) from None
     finally:
         job.cancel()
-    if not isinstance(last, Result):
-        raise ApiError(409, CANCELLED)
-    response = CompletionResponse(**head, choices=last.choices, usage=last.usage)
-    return JSONResponse(response.model_dump())
+    return last
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ import tyro
 
 from cdlm import zoo
 from cdlm.devices import Device, Dtype
-from cdlm.hub import labelled
+from cdlm.hub import parse_models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,4 +58,4 @@ class StudioConfig:
 
     def sources(self) -> list[tuple[str, str]]:
         """The label and the source of each model."""
-        return labelled(self.models or zoo.names())
+        return parse_models(self.models or zoo.names())

@@ -107,7 +107,7 @@ def _checked(request: Completion | Infill, model: Pipeline, limits: Limits) -> C
         model,
         templates,
         settings,
-        seed=secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed,
+        seed=random_seed() if request.seed is None else request.seed,
         prompt_tokens=sum(_num_given(template) for template in given),
         kind="completion",
         stream=bool(request.stream),
@@ -118,6 +118,10 @@ def _checked(request: Completion | Infill, model: Pipeline, limits: Limits) -> C
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     processors = _logit_bias(request.logit_bias, model) if request.logit_bias else ()
     return dataclasses.replace(checked, stop=stop, echo=bool(request.echo), logits_processors=processors)
+
+
+def random_seed() -> int:
+    return secrets.randbelow(MAX_SEED + 1)
 
 
 def _prompts(request: Completion) -> list[str | list[int]]:

@@ -151,6 +151,23 @@ class Infill(GenerationRequest):
         return self
 
 
+class SudokuRequest(SettingsRequest):
+    """Generate Sudoku grids, or fill the empty cells of a puzzle, and report every step."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(None, max_length=200)
+    """A model of /v1/sudoku/models; the first of this size if not given."""
+    size: Literal[4, 6, 9] | None = None
+    """The side of the grid; that of the puzzle or of the model if not given."""
+    puzzle: str | None = Field(None, max_length=1_000)
+    """The givens row by row, with . for an empty cell; an empty grid if not given."""
+    n: int | None = Field(None, ge=1)
+    """Grids to generate; 1 if not given."""
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    """The same seed generates the same grids; a random one if not given, which the response names."""
+
+
 class Limits(Described):
     """The most that one request may ask for."""
 
@@ -288,6 +305,68 @@ class Health(Described):
     """Requests that wait for a turn."""
     available: int
     """Places left in the queue."""
+
+
+class GridModel(Described):
+    """A model that generates Sudoku grids."""
+
+    model: str
+    """Its name in requests; `exact` is the exact denoiser of uniform grids."""
+    size: int
+    """The side of its grids: 4, 6 or 9."""
+
+
+class GridModelList(Described):
+    """The models that generate Sudoku grids."""
+
+    object: Literal["list"] = "list"
+    """The type of this object."""
+    data: list[GridModel]
+    """Trained models first; for each size, the first is used where a request names none."""
+
+
+class Grid(Described):
+    """A generated grid, and how it came about."""
+
+    index: int
+    """Its number."""
+    states: list[str]
+    """The cells at first and after each step, row by row: a digit, . for an empty cell, or ? for another token."""
+    conflicts: list[list[int]]
+    """For each state, the cells whose digit is in the same row, column or box again, or which hold no digit."""
+    steps: list[int]
+    """For each cell, the step that gave it its last value; 0 if it had that from the start."""
+    valid: bool
+    """Whether every row, column and box has every digit once."""
+    nfe: int
+    """Number of network evaluations."""
+
+
+class SudokuResponse(Described):
+    """Sudoku grids, step by step."""
+
+    id: str
+    """The id of the job."""
+    object: Literal["sudoku"] = "sudoku"
+    """The type of this object."""
+    created: int
+    """When the request was accepted, in seconds since 1970."""
+    model: str
+    """The model that generated them."""
+    size: int
+    """The side of the grids."""
+    puzzle: str | None
+    """The givens, with . for an empty cell; null if there were none."""
+    seed: int
+    """The seed that generates them again."""
+    summary: str
+    """The settings in words."""
+    grids: list[Grid]
+    """The grids."""
+    valid: int
+    """How many of them are valid."""
+    distinct: int
+    """How many different ones there are among the valid ones."""
 
 
 class ErrorDetail(Described):

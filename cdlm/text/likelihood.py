@@ -100,18 +100,19 @@ class ScoredSequence:
 
 
 def split_into_blocks(
-    context: list[int], token_ids: list[int], prefix: list[int], max_length: int
+    context: list[int], token_ids: list[int], prefix: list[int], max_length: int, suffix: Sequence[int] = ()
 ) -> list[ScoredSequence]:
-    """Sequences of at most `max_length` tokens, each beginning with `prefix`, that score `token_ids` behind a context.
+    """Sequences of at most `max_length` tokens, between `prefix` and `suffix`, that score `token_ids` behind a context.
 
     The first ones stand alone; the last one sees as much of what precedes it as fits.
     """
-    text, room = context + token_ids, max_length - len(prefix)
+    text, room = context + token_ids, max_length - len(prefix) - len(suffix)
     blocks = []
     for begin in range(len(context), len(text), room):
         end = min(begin + room, len(text))
         ids = prefix + text[max(0, end - room) : end]
-        blocks.append(ScoredSequence.of(ids, [(len(ids) - (end - begin), len(ids))], len(prefix)))
+        scored = [(len(ids) - (end - begin), len(ids))]
+        blocks.append(ScoredSequence.of([*ids, *suffix], scored, len(prefix), len(suffix)))
     return blocks
 
 
@@ -119,18 +120,24 @@ def score_texts(
     denoiser: Denoiser,
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    prefix: list[int],
+    frame: tuple[list[int], list[int]],
     max_length: int,
     likelihood_samples: int,
     seed: int,
     batch_size: int,
     progress: bool,
 ) -> CorpusLikelihood:
-    """The log-likelihood of texts, or a lower bound, in blocks of at most `max_length` tokens."""
+    """The log-likelihood of texts, or a lower bound, in blocks of at most `max_length` tokens with a `frame` around
+    them."""
     counts = collections.Counter(texts)  # a text that is repeated has one estimate, and its error counts as often
     distinct = list(counts)
     token_ids = [ids.tolist() for ids in tokenizer.encode_batch(distinct)]
-    blocks = [(k, block) for k, ids in enumerate(token_ids) for block in split_into_blocks([], ids, prefix, max_length)]
+    prefix, suffix = frame
+    blocks = [
+        (k, block)
+        for k, ids in enumerate(token_ids)
+        for block in split_into_blocks([], ids, prefix, max_length, suffix)
+    ]
     sequences = [block for _, block in blocks]
     scores = score_sequences(denoiser, sequences, likelihood_samples, seed, batch_size, progress)
     totals, variances = [0.0] * len(distinct), [0.0] * len(distinct)

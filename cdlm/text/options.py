@@ -16,23 +16,28 @@ def setting_options(name: str = "SettingOptions") -> type:
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 
-def setting_axes(defaults: dict[str, tuple[Any, ...]], name: str = "SettingAxes") -> type:
-    """A dataclass with one option for each setting that takes several values, to sweep over."""
+def setting_axes(hints: dict[str, str], name: str = "SettingAxes") -> type:
+    """A dataclass with one option for each setting that takes several values, to sweep over.
+
+    Settings with a hint are swept by default, over the values that it names: they are None unless given.
+    """
     fields = [
-        (setting, _option(setting, several=True, default=defaults.get(setting)), defaults.get(setting, ()))
+        (setting, _option(setting, several=True, hint=hints.get(setting)), None if setting in hints else ())
         for setting in SPECS
     ]
-    return dataclasses.make_dataclass(name, fields, frozen=True)
+    kind = dataclasses.make_dataclass(name, fields, frozen=True)
+    kind.AXIS_HINTS = hints  # type: ignore[attr-defined]
+    return kind
 
 
 def current_options(kind: type) -> dict[str, Any]:
     """The annotations of the settings of a configuration that has them, with the choices that there are now: a file of
     the user's own may have added rows to the tables."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    if not SPECS.keys() <= defaults.keys():
+    names = {field.name for field in dataclasses.fields(kind)}
+    if not SPECS.keys() <= names:
         return {}
-    axes = {name: default for name, default in defaults.items() if isinstance(default, tuple)}
-    return {name: _option(name, name in axes, axes.get(name)) for name in SPECS}
+    hints: dict[str, str] | None = getattr(kind, "AXIS_HINTS", None)
+    return {name: _option(name, hints is not None, (hints or {}).get(name)) for name in SPECS}
 
 
 def given_settings(options: Any) -> dict[str, Any]:
@@ -46,13 +51,23 @@ def setting_help(name: str) -> str:
     return " ".join([SPECS[name].help, *(f"{choice}: {row.about}." for choice, row in tables.get(name, {}).items())])
 
 
-def _option(name: str, several: bool, default: tuple[Any, ...] | None = None) -> Any:
-    spec = SPECS[name]
-    kind: Any = tuple[TYPES[name], ...] if several else TYPES[name] | None
+def default_text(name: str) -> str:
+    """The default of a setting in words."""
+    default = SPECS[name].default
+    return "off" if default is None or default == 0 else f"{default}"
+
+
+def by_model(name: str) -> str:
+    """What a setting is unless given, where the model's generation config holds."""
+    return f"generation config, else {default_text(name)}"
+
+
+def _option(name: str, several: bool, hint: str | None = None) -> Any:
+    kind: Any = tuple[TYPES[name], ...] if several else TYPES[name]
     metavar = "{" + ",".join(choices(name)) + "}" if choices(name) else TYPES[name].__name__.upper()
-    value = "off" if spec.default is None or spec.default == 0 else f"{spec.default}"
-    value = " ".join(map(str, default)) if default else value
-    hint = f"(default: {value})" if several else f"(default: generation config, else {value})"
+    default = f"(default: {hint or default_text(name)})" if several else f"(default: {by_model(name)})"
     if several:
         metavar = f"[{metavar} ...]"
-    return Annotated[kind, tyro.conf.arg(help=setting_help(name), metavar=metavar, help_behavior_hint=hint)]
+    if hint or not several:
+        kind = kind | None
+    return Annotated[kind, tyro.conf.arg(help=setting_help(name), metavar=metavar, help_behavior_hint=default)]

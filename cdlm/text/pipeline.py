@@ -25,16 +25,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cdlm import zoo
-from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of
+from cdlm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_of, write_for_transformers
 from cdlm.devices import Device, Dtype, pick_device, weight_dtype
-from cdlm.hub import folder_of, write_folder
+from cdlm.hub import check_free, model_directory, write_model_directory
 from cdlm.model import pretrained
 from cdlm.model.compile import accelerate
 from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Posterior
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import State, last
-from cdlm.sample.generation_config import read_generation_config, text_config, write_generation_config
+from cdlm.sample.generation_config import (
+    read_generation_config,
+    text_config,
+    transformers_fields,
+    write_generation_config,
+)
 from cdlm.sample.logits import LogitsProcessor
 from cdlm.sample.settings import Settings, SettingValues, resolve
 from cdlm.text.completion import batches, check_templates, complete_batch
@@ -249,11 +254,12 @@ class Pipeline:
         length, prefix = self.max_length if max_length is None else max_length, self._prefix
         if not length and max_length is None:
             raise ValueError(f"{self.name} does not say how long its sequences are; give max_length.")
-        if length < len(prefix) + 1:
-            raise ValueError(f"max_length must be at least {len(prefix) + 1} for this model (got {length}).")
-        return score_texts(
-            self.denoiser, self.tokenizer, texts, prefix, length, likelihood_samples, seed, batch_size, progress
-        )
+        suffix = [self.tokenizer.eos] if self.always_framed else []
+        least = len(prefix) + len(suffix) + 1
+        if length < least:
+            raise ValueError(f"max_length must be at least {least} for this model (got {length}).")
+        about = (length, likelihood_samples, seed, batch_size, progress)
+        return score_texts(self.denoiser, self.tokenizer, texts, (prefix, suffix), *about)
 
     def score(
         self,
@@ -293,8 +299,15 @@ class Pipeline:
     ) -> Path:
         """Write a directory that `cdlm.load` opens anywhere, and transformers too (with trust_remote_code).
 
-        Its model card lists `results` of an evaluation. `max_shard_size` is the largest size of a file, in bytes.
+        Its model card lists `results` of an evaluation. `max_shard_size` is the largest size of a file, in bytes. A
+        masked language model of transformers is written as transformers writes it, without a card.
         """
+        if self.denoiser.masked_lm is not None:
+            out = Path(directory)
+            check_free(out)
+            network: Any = self.denoiser.backbone.network
+            network.save_pretrained(out, self.tokenizer, getattr(torch, dtype))
+            return out
         if self.directory is None:
             raise ValueError(f"{self.name} was not loaded from a directory: there is no tokenizer to write beside it")
         text = {
@@ -304,10 +317,15 @@ class Pipeline:
             "eos_padded": self.eos_padded,
         }
         about = {"text": text, "training": self.training}
-        out = write_folder(self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size)
-        write_generation_config(out, self.generation_config)
+        out = write_model_directory(
+            self.denoiser, self.directory, about, Path(directory), dtype, results, max_shard_size
+        )
         if not has_tokenizer(out):
             self.tokenizer.save(out)  # it was given apart from the directory
+        write_for_transformers(self.tokenizer, out, self.mask_token_id, self.max_length)
+        unused = range(self.tokenizer.vocab_size, self.denoiser.vocab)
+        others = transformers_fields(self.directory, self.tokenizer.eos, self.tokenizer.bos, unused)
+        write_generation_config(out, self.generation_config, others)
         return out
 
     def resolve(self, settings: Mapping[str, Any]) -> Settings:
@@ -329,8 +347,11 @@ class Pipeline:
         if not length:
             raise ValueError(f"{self.name} does not say how long its sequences are; give --max-length.")
         causal = self.denoiser.process is None
+        framed = self.always_framed
+        length -= framed and not new_tokens
         about = (length, self.tokenizer, self.bos_framed, causal, self.max_length, not self.eos_padded, new_tokens)
-        return repeat([continuation(prompt, *about) for prompt in prompts], num_samples)
+        templates = [continuation(prompt, *about, framed=framed) for prompt in prompts]
+        return repeat([self.padded(template) for template in templates] if framed else templates, num_samples)
 
     def infillings(self, texts: Sequence[str], num_samples: int = 1, span_length: int = 4) -> list[Template]:
         """What `infill` completes."""
@@ -345,7 +366,10 @@ class Pipeline:
         return repeat([self.padded(template) for template in templates], num_samples)
 
     def padded(self, template: Template) -> Template:
-        """A text that is given whole, as an EOS-padded model knows it: with its end, and EOS nowhere else."""
+        """A text that is given whole, as an EOS-padded model knows it: with its end, and EOS nowhere else. A frame is
+        closed."""
+        if self.always_framed:
+            return dataclasses.replace(template, token_ids=[*template.token_ids, self.tokenizer.eos], suffix=1)
         if not self.eos_padded:
             return template
         eos, suffix = self.tokenizer.eos, max(0, self.max_length - len(template.token_ids))
@@ -452,6 +476,12 @@ class Pipeline:
         """What every sequence begins with."""
         return [self.tokenizer.bos] if self.denoiser.process is None or self.bos_framed else []
 
+    @property
+    def always_framed(self) -> bool:
+        """Whether every sequence stands between BOS and EOS tokens that the model never generates."""
+        process = self.denoiser.process
+        return self.bos_framed and process is not None and self.tokenizer.eos in process.special
+
     def _check_scoring(self, likelihood_samples: int, batch_size: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 (got {batch_size}).")
@@ -480,12 +510,13 @@ class Pipeline:
             raise ValueError(
                 f"{self.name} is autoregressive: it can score a continuation, with one blank at the end of the text."
             )
-        if self.max_length and len(token_ids) > self.max_length:
+        total = len(token_ids) + self.always_framed
+        if self.max_length and total > self.max_length:
             raise ValueError(
-                f"the filled text has {len(token_ids)} tokens, and {self.name} was trained on {self.max_length}; "
-                "shorten it."
+                f"the filled text has {total} tokens, and {self.name} was trained on {self.max_length}; shorten it."
             )
         suffix = self.max_length - len(token_ids) if self.eos_padded and self.max_length and not causal else 0
+        suffix = 1 if self.always_framed else suffix
         token_ids = token_ids + [self.tokenizer.eos] * suffix
         return ScoredSequence.of(token_ids, spans, len(self._prefix), suffix), size
 
@@ -511,9 +542,11 @@ def load(
     tokenizer: str | Path | None = None,
     network: nn.Module | None = None,
     bos_framed: bool | None = None,
+    trust_remote_code: bool = False,
 ) -> Pipeline:
     """Open a model directory, a run (its newest checkpoint), a model that comes with the package by its name (`cdlm
-    zoo` lists them; the best one if none is named), or an id of the model hub; those of MDLM and DUO too.
+    zoo` lists them; the best one if none is named), or an id of the model hub; those of MDLM and DUO too, and masked
+    language models of transformers such as BERT. `trust_remote_code` allows such a model to run code of its own.
 
     `dtype` is the network's: bfloat16 on a GPU and float32 elsewhere unless given. `compile` takes a minute at first
     and pays for many samples. A `tokenizer` (a tokenizer.json, or a directory of GPT-2's files) is needed where the
@@ -522,22 +555,27 @@ def load(
     directory says or its layout implies.
     """
     source = zoo.HERE / zoo.BEST if source is None else source
-    directory = pretrained.newest(folder_of(source))
+    directory = pretrained.resolve_checkpoint(model_directory(source, trust_remote_code))
     chosen = pick_device(device)
     config = pretrained.read_model_config(directory)
-    denoiser = pretrained.load_denoiser(directory, chosen, config, network)
+    denoiser = pretrained.load_denoiser(directory, chosen, config, network, trust_remote_code)
     if dtype == "auto":  # whether a network of the user's own computes in bfloat16, nobody knows
         dtype = "bfloat16" if chosen.type == "cuda" and network is None else "float32"
     kept = weight_dtype(chosen, dtype)  # also where it is not taken: it knows what the device cannot do
     denoiser.to(torch.bfloat16 if dtype == "bfloat16" else kept).requires_grad_(False)
     words = tokenizer_of(directory, tokenizer)
-    if not words.vocab_size <= denoiser.vocab < words.vocab_size + _MAX_UNUSED:
+    about, masked_lm = text_config(config, directory), denoiser.masked_lm
+    if masked_lm is not None and "text" not in config:
+        special = masked_lm["special"]
+        about = {"max_length": masked_lm["max_length"], "bos_framed": words.bos in special and words.eos in special}
+    num_tokens = denoiser.vocab if masked_lm is None else masked_lm["num_tokens"]
+    if not words.vocab_size <= num_tokens < words.vocab_size + _MAX_UNUSED:
         raise ValueError(
-            f"the tokenizer has {words.vocab_size} tokens and {source} {denoiser.vocab}: they do not belong together"
+            f"the tokenizer has {words.vocab_size} tokens and {source} {num_tokens}: they do not belong together"
         )
     if compile:
         accelerate(denoiser)
-    name = str(source) if directory != pretrained.newest(Path(source)) else directory.name
+    name = str(source) if directory != pretrained.resolve_checkpoint(Path(source)) else directory.name
     if (directory / "state.json").is_file():
         name = f"{directory.parent.name}/{directory.name}"
     given = {} if bos_framed is None else {"bos_framed": bos_framed}
@@ -549,7 +587,7 @@ def load(
         directory=directory,
         training=config.get("training") or {},
         generation_config=read_generation_config(directory, config),
-        **{**text_config(config, directory), **given},
+        **{**about, **given},
     )
 
 

@@ -46,7 +46,9 @@ class Template:
     exact_share: bool = False
     """Noise exactly the expected number of words, not each with that probability; BOS and EOS stay."""
     suffix: int = 0
-    """Tokens at the end that are not part of the text: EOS padding."""
+    """Tokens at the end that are not part of the text: EOS padding, or the EOS token of a frame."""
+    in_context: bool = False
+    """Whether the text of a token depends on the tokens before it, as with WordPiece."""
 
     @property
     def num_generated(self) -> int:
@@ -76,7 +78,10 @@ class Template:
         """The text of each masked span, filled by `token_ids`, which may end early."""
         found = []
         for (begin, end), before in zip(self.spans, self.pieces, strict=False):
-            filled = decode(token_ids[self.first_of_text(token_ids, begin) : end])
+            first = self.first_of_text(token_ids, begin)
+            filled = decode(token_ids[first:end])
+            if self.in_context:
+                filled = decode(token_ids[self.prefix : end]).removeprefix(decode(token_ids[self.prefix : first]))
             found.append(filled.removeprefix(" ") if self.ends_in_space(before) else filled)
         return found
 
@@ -107,14 +112,16 @@ def continuation(
     max_length: int = 0,
     windows: bool = True,
     new_tokens: bool = False,
+    framed: bool = False,
 ) -> Template:
     """A prompt (a text, or its tokens) and a masked span up to `length` tokens; with `new_tokens`, of that length.
 
     Without a prompt the model also generates the BOS token, except for a causal one, which cannot draw its first token
-    from anything. `max_length` is the model's own, `windows` whether it can generate beyond that.
+    from anything, and one that is always `framed`. `max_length` is the model's own, `windows` whether it can generate
+    beyond that.
     """
     from_tokens = not isinstance(prompt, str)
-    prompt, prefix, given = _beginning(prompt, tokenizer, causal or (bos_framed and len(prompt) > 0))
+    prompt, prefix, given = _beginning(prompt, tokenizer, causal or framed or (bos_framed and len(prompt) > 0))
     length += len(prefix + given) if new_tokens else 0
     if not 2 <= length <= _MAX_LENGTH:
         raise ValueError(f"--max-length must be between 2 and {_MAX_LENGTH:,} (got {length}).")
@@ -137,6 +144,7 @@ def continuation(
         len(prefix),
         _words(tokenizer) and not from_tokens,
         bos=tokenizer.bos if bos_framed else None,
+        in_context=tokenizer.in_context,
     )
 
 
@@ -154,6 +162,7 @@ def insertion(
         len(prefix),
         _words(tokenizer) and not from_tokens,
         (tokenizer.eos, tokenizer.bos),
+        in_context=tokenizer.in_context,
     )
 
 
@@ -194,7 +203,8 @@ def infilling(
             f"at most {max_length:,} tokens are possible; this text with its blanks has {len(token_ids):,}."
         )
     banned = (tokenizer.eos, tokenizer.bos)
-    return Template(token_ids, pieces, spans, int(bos_framed), _words(tokenizer), banned)
+    words = _words(tokenizer)
+    return Template(token_ids, pieces, spans, int(bos_framed), words, banned, in_context=tokenizer.in_context)
 
 
 def fill(
@@ -280,6 +290,8 @@ def _encode(text: str, tokenizer: "Tokenizer", open_end: bool = False) -> list[i
 
 
 def _can_write(text: str, tokenizer: "Tokenizer") -> bool:
+    if tokenizer.in_context:  # such tokenizers also change case and spaces: only unknown words are lost
+        return tokenizer.unknown not in tokenizer.encode(text)
     try:
         return tokenizer.decode(tokenizer.encode(text)).strip() == text.strip()
     except Exception:  # the library raises plain Exception for a word that it does not know

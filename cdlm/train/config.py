@@ -25,7 +25,8 @@ Resume = Literal["no", "auto", "force"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """A training run. The defaults are the paper's."""
+    """A training run. Steps, batch and sequence length are the paper's; optimizer, learning rate, warmup, clipping and
+    EMA, of which it says nothing, are those of MDLM and DUO."""
 
     method: str = "mcdlm"
     """A row of the table of methods, with options after a colon: mcdlm:kappa=0.2,steps=staged."""
@@ -34,8 +35,10 @@ class TrainConfig:
     out: Path = Path("runs/run")
     """Run directory: checkpoints, metrics, samples."""
     init_from: Path | None = None
-    """Model directory, run or bundled model (see `cdlm zoo`) to start from; required by methods that distil a model.
-    Weights are random otherwise."""
+    """Model directory, run, bundled model (see `cdlm zoo`), or a masked language model of transformers (a directory or
+    hub id), to start from; required by methods that distil a model. Weights are random otherwise."""
+    trust_remote_code: bool = False
+    """Run the code that the model of --init-from comes with."""
     freeze_trunk: bool = False
     """Train the joint head alone; all other weights stay those of the model to start from."""
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
@@ -43,7 +46,7 @@ class TrainConfig:
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
     split), or mixed:M, a mixture of the mask, with probability M, and uniform tokens."""
     noise_schedule: str = "log-linear"
-    """Noise schedule alpha(t)."""
+    """Noise schedule alpha(t): log-linear, cosine, or one of your own (docs/extend.md)."""
     steps: int = PAPER_STEPS
     """Optimizer steps; every schedule is a function of step / steps."""
     batch_size: int = 2048
@@ -53,13 +56,13 @@ class TrainConfig:
     grad_accum_steps: int = 1
     """Gradient accumulation: micro-batches per step in each process, to save memory."""
     optimizer: Optimizer = "adamw"
-    """adamw as in the paper, or muon for the matrices of the blocks with adamw for the other weights."""
+    """adamw as MDLM and DUO, or muon for the matrices of the blocks with adamw for the other weights."""
     learning_rate: float = 3e-4
     """Peak learning rate, constant between warmup and cooldown. Updates of muon are scaled to those of adamw."""
     warmup_ratio: float = 1 / 60
-    """Fraction of the run with a rising learning rate (2,500 of the paper's 150,000 steps)."""
+    """Fraction of the run with a rising learning rate (2,500 of 150,000 steps, as many as MDLM and DUO take)."""
     cooldown_ratio: float = 0.0
-    """Fraction of the run, at its end, in which the learning rate falls to zero; the paper has none."""
+    """Fraction of the run, at its end, in which the learning rate falls to zero; MDLM and DUO have none."""
     max_grad_norm: float = 1.0
     """Gradient clipping: the largest norm of the gradient."""
     weight_decay: float = 0.0
@@ -259,6 +262,17 @@ RENAMED = {
     "keep": "keep_checkpoints",
 }
 """Settings of earlier versions and their present names."""
-_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto", "freeze_trunk": False}
-_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "tie_embeddings": False, "joint_layers": 0}
+_ADDED: dict[str, Any] = {
+    "optimizer": "adamw",
+    "cooldown_ratio": 0.0,
+    "prior": "auto",
+    "trust_remote_code": False,
+    "freeze_trunk": False,
+}
+_ADDED_TO_NETWORK: dict[str, Any] = {
+    "position_embeddings": 0,
+    "grid_embeddings": 0,
+    "tie_embeddings": False,
+    "joint_layers": 0,
+}
 """Settings that were added later, with the values that reproduce the versions without them."""

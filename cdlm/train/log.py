@@ -129,7 +129,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """
     path = run / "metrics.jsonl"
     if not path.is_file():
-        raise ValueError(f"{run} has no metrics.jsonl; is it the folder of a run?")
+        raise ValueError(f"{run} has no metrics.jsonl; is it a run directory?")
     texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [(number, _line(text)) for number, text in enumerate(texts, 1)]
     lost = [str(number) for number, line in found if line is None and number < len(texts)]

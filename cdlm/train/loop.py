@@ -19,22 +19,26 @@ from torch import Tensor, nn
 
 from cdlm import zoo
 from cdlm.data.tokenizer import Tokenizer
-from cdlm.data.tokens import open_tokens
+from cdlm.data.tokens import Meta, open_tokens
 from cdlm.devices import few_threads, pick_device, weight_dtype
 from cdlm.files import alone_in, flush, write_whole
+from cdlm.hub import model_directory
 from cdlm.methods import METHODS, Method
 from cdlm.methods.spec import needs_trained_model, parse_method, same_method
 from cdlm.model.config import NetworkConfig
-from cdlm.model.custom import CustomBackbone
+from cdlm.model.custom import CustomBackbone, masked_lm_of
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.pretrained import (
     CUSTOM,
+    LayoutError,
     custom_network,
+    is_masked_lm,
     load_denoiser,
+    masked_lm_network,
     migrate_model_config,
     model_config,
-    newest,
     read_model_config,
+    resolve_checkpoint,
 )
 from cdlm.objective import Objective
 from cdlm.sample.generation_config import read_generation_config
@@ -50,8 +54,9 @@ from cdlm.train.validation import print_validation, validate
 from cdlm.types import Tokens
 
 FREE = {
-    *("out", "data", "init_from", "device", "parallel", "grad_accum_steps", "compile", "log_every", "valid_every"),
-    *("valid_batches", "valid_samples", "valid_sample_steps", "save_every", "keep_checkpoints", "track"),
+    *("out", "data", "init_from", "trust_remote_code", "device", "parallel", "grad_accum_steps", "compile"),
+    *("log_every", "valid_every", "valid_batches", "valid_samples", "valid_sample_steps"),
+    *("save_every", "keep_checkpoints", "track"),
 }
 """Settings that may change when a run resumes: they change no weight, or only its last digits. But with dropout another
 layout (`parallel`, the number of processes, `grad_accum_steps`) drops other units, and the weights differ as with
@@ -66,10 +71,11 @@ def train(config: TrainConfig, resume: Resume = "no", network: nn.Module | None 
 
     Given a `network` of your own (`cdlm.types.LogitsNetwork`), that is trained in place of the one that
     `config.network` describes, from the weights that it has. To resume, pass it again; its weights are then those of
-    the checkpoint.
+    the checkpoint. Where `init_from` is a masked language model of transformers, that is the network.
     """
     if resume not in get_args(Resume):
         raise ValueError(f"resume must be one of {', '.join(get_args(Resume))} (got {resume!r}).")
+    network = _masked_lm(config, resume) if network is None else network
     check(config, network)
     device = pick_device(config.device)
     world = join(config.parallel, device)
@@ -79,10 +85,11 @@ def train(config: TrainConfig, resume: Resume = "no", network: nn.Module | None 
 
 def check(config: TrainConfig, network: nn.Module | None = None) -> None:
     """Refuse a network or a start that does not suit the method."""
-    check_prior(config)
     if network is not None:
         _check_custom(config, network)
+        check_prior(config)
         return
+    check_prior(config)
     method, _ = parse_method(config.method)
     if config.network.causal != (method.process == "none"):
         wrong = "needs" if method.process == "none" else "does not take"
@@ -105,8 +112,68 @@ def check(config: TrainConfig, network: nn.Module | None = None) -> None:
         raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {base}")
 
 
+def _masked_lm(config: TrainConfig, resume: Resume) -> nn.Module | None:
+    """The masked language model of transformers that a run trains: that of its checkpoint, or of --init-from."""
+    for _, path in reversed(checkpoint.listed(config.out) if resume != "no" else []):
+        try:
+            described = read_model_config(path)
+        except LayoutError:  # it is damaged, and the run goes on from the one before
+            continue
+        return masked_lm_network(described, config.trust_remote_code) if is_masked_lm(described) else None
+    if config.init_from is None or not (start := _start(config)).exists():
+        return None
+    described = read_model_config(start)
+    if not is_masked_lm(described):
+        return None
+    trust = config.trust_remote_code
+    backbone = load_denoiser(start, config=described, trust_remote_code=trust).backbone
+    assert isinstance(backbone, CustomBackbone)
+    return backbone.network
+
+
+def _start(config: TrainConfig) -> Path:
+    """The directory that --init-from names: one here, or a copy of a repository of the model hub."""
+    assert config.init_from is not None
+    path = zoo.locate(config.init_from)
+    if path.exists() or path.parts[:1] == ("runs",) or len(path.parts) != 2 or path.parent.is_dir():
+        return path
+    return model_directory(config.init_from, config.trust_remote_code)
+
+
+def _check_masked_lm(config: TrainConfig, network: nn.Module, about: dict[str, Any]) -> None:
+    """Refuse methods and lengths that a masked language model cannot have."""
+    method, _ = parse_method(config.method)
+    name = type(getattr(network, "model", network)).__name__
+    if method.process not in ("masked", "any mask") or config.prior not in ("auto", "masked"):
+        fitting = ", ".join(slug for slug, row in METHODS.items() if row.process in ("masked", "any mask"))
+        what = f"method {config.method}" if method.process not in ("masked", "any mask") else f"prior {config.prior}"
+        raise ValueError(f"{name} is a masked language model, which --{what} cannot train; use --method with {fitting}")
+    if about["max_length"] and config.seq_length > about["max_length"]:
+        raise ValueError(
+            f"--seq-length must be at most {about['max_length']}, the positions of {name} (got {config.seq_length})"
+        )
+
+
+def _check_masked_lm_data(config: TrainConfig, meta: Meta, about: dict[str, Any]) -> None:
+    """Refuse tokens that were not made by the tokenizer of the model, or as it does."""
+    advice = "run cdlm prepare with --tokenizer and the directory of the model"
+    if meta.vocab != about["num_tokens"]:
+        raise ValueError(
+            f"{config.data} holds tokens of a vocabulary of {meta.vocab}, but the model has {about['num_tokens']}; "
+            f"{advice}"
+        )
+    if meta.eos in about["special"] and meta.packing != "wrapped":
+        raise ValueError(
+            f"the model knows texts between two special tokens, and {config.data} has {meta.packing} packing; {advice} "
+            "and --packing wrapped"
+        )
+
+
 def _check_custom(config: TrainConfig, network: nn.Module) -> None:
     """Refuse settings that work with the network of the package only."""
+    about = masked_lm_of(network)
+    if about is not None:
+        _check_masked_lm(config, network, about)
     if isinstance(network, Denoiser):
         raise ValueError("network must be the network itself, not a Denoiser around it")
     if parse_method(config.method)[0].joint_head:
@@ -149,6 +216,9 @@ def _train(
     last = None if path is None else _read_last(Path(path), config, resume, corpus)
     if last is not None:
         _check_same_kind(custom_network(last.model_config), custom, f"the checkpoint in {config.out}")
+    about = masked_lm_of(custom)
+    if about is not None:
+        _check_masked_lm_data(config, data.meta, about)
     network, method, objective = build(config, data.meta.vocab, device, last, custom)
     if isinstance(network.backbone, CustomBackbone):
         network.backbone.check_interface(config.seq_length)
@@ -193,7 +263,8 @@ def _train(
     with contextlib.ExitStack() as inner:
         record = None
         if world.is_main:
-            described = to_json(config) | ({"network": network.custom_network} if network.custom_network else {})
+            own_network = {"network": network.custom_network} if custom is not None and about is None else {}
+            described = to_json(config) | own_network
             write_whole(config.out / "run.json", json.dumps(described, indent=1) + "\n")
             announce(config, network, method, objective, data, device, world)
             if generation_config:
@@ -247,7 +318,8 @@ def _train(
         )
     finished = int(end.name.removeprefix("step-")) >= config.steps
     if world.is_main and finished:
-        way = f"cdlm.load({str(config.out)!r}, network=...)" if custom is not None else f"cdlm sample {config.out}"
+        in_python = custom is not None and about is None
+        way = f"cdlm.load({str(config.out)!r}, network=...)" if in_python else f"cdlm sample {config.out}"
         print(f"done: {end}; try: {way}, cdlm plot {config.out}", flush=True)
     if not finished:
         raise Stopped(f"stopped; saved {end}; go on with --resume auto")
@@ -270,12 +342,17 @@ def build(
     method, choices = parse_method(config.method)
     unchanged = last is not None and last.run_config["prior"] == config.prior
     saved_prior = last.tensors["model"].get("prior") if last is not None and unchanged else None
+    about = masked_lm_of(custom)
+    if about is not None:
+        vocab = about["vocab_size"]
     process = make_process(config, method, vocab, saved_prior)
+    if about is not None and process is not None:
+        process = dataclasses.replace(process, special=tuple(about["special"]))
     objective = dataclasses.replace(method(process, config.steps, **choices), reference=config.reference_steps)
     torch.manual_seed(config.seed)
     network = Denoiser(config.network if custom is None else custom, process, vocab)
-    if config.init_from is not None and last is None:
-        start = zoo.found(config.init_from)
+    if config.init_from is not None and last is None and about is None:
+        start = zoo.locate(config.init_from)
         if not start.exists():
             raise ValueError(
                 f"{config.out.name} starts from {config.init_from}, which does not exist; train that run first"
@@ -420,7 +497,7 @@ def _base_training(config: TrainConfig) -> dict[str, Any] | None:
     """How the model that this run starts from was trained, as far as its directory says."""
     if config.init_from is None:
         return None
-    training: dict[str, Any] | None = read_model_config(zoo.found(config.init_from)).get("training")
+    training: dict[str, Any] | None = read_model_config(_start(config)).get("training")
     return training
 
 
@@ -429,7 +506,7 @@ def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
     of another sampler, if the run adds a joint head."""
     if config.init_from is None:
         return {}
-    directory = newest(zoo.found(config.init_from))
+    directory = resolve_checkpoint(_start(config))
     described = read_model_config(directory)
     if config.network.joint_layers and not described.get("network", {}).get("joint_layers"):
         return {}

@@ -46,7 +46,7 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     total = mean_over_ranks(total, world)
     found: dict[str, Any] = {"step": step + 1, "kind": "valid", "nelbo": float(total[0] / total[1])}
     if config.valid_samples:
-        x = generate_samples(state.ema, method, config, step, valid.meta.bos)
+        x = generate_samples(state.ema, method, config, step, valid.meta.bos, valid.meta.eos)
         found["entropy"] = float(entropy(x.cpu()).mean())
         found["data_entropy"] = float(entropy(batches[0][1][: 4 * config.valid_samples].cpu()).mean())
         tokens = torch.cat([x0.cpu() for _, x0 in batches])
@@ -60,13 +60,15 @@ def validate(state: Learner, method: Method, valid: TokenFile, step: int, best: 
     return found
 
 
-def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int) -> Tokens:
+def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, step: int, bos: int, eos: int) -> Tokens:
     """A few sequences from the model, the same for every run of this seed and step."""
     rng = seeded(config.seed, "validation samples", step, batch=config.valid_samples)
     if denoiser.process is None:
         start = torch.full((config.valid_samples, config.seq_length), bos, device=denoiser.device)
         return last(autoregressive(denoiser, None, start, resolve({}, None), rng)).x
     start = denoiser.process.start(config.seq_length, rng("start"), denoiser.device)
+    if bos in denoiser.process.special:  # a frame that is never generated
+        start[:, 0], start[:, -1] = bos, eos
     given, joint_head = {"steps": config.valid_sample_steps}, denoiser.joint_head is not None
     settings = resolve(given, denoiser.process, method.posterior, joint_head=joint_head)
     return last(generate(denoiser, denoiser.process, start, settings, rng)).x

@@ -129,7 +129,19 @@ def test_help_takes_a_small_part_of_importing_torch() -> None:
 
 
 @pytest.mark.soak
-def test_the_call_traces_begin_where_the_path_begins() -> None:
+def test_the_call_traces_stay_short_and_follow_the_formula() -> None:
     text = bare("trace")
-    assert re.search(r"^one MCDLM training step: \d+ functions in \d+ files\n  train/step.py +train_step", text, re.M)
-    assert re.search(r"^cdlm sample .*: \d+ functions in \d+ files\n  __main__.py +main", text, re.M)
+    pattern = r"^{}: (\d+) interface functions in (\d+) files .*\n  by package: .*\n  (\S+) +(\w+)"
+    step = re.search(pattern.format("one MCDLM training step"), text, re.M)
+    sampled = re.search(pattern.format("cdlm sample .*"), text, re.M)
+    assert step is not None
+    assert sampled is not None
+    assert step.groups()[2:] == ("train/step.py", "train_step")
+    assert sampled.groups()[2:] == ("__main__.py", "main")
+    assert int(step[1]) <= 65
+    assert int(step[2]) <= 20
+    assert int(sampled[1]) <= 105
+    assert int(sampled[2]) <= 34
+    files = re.findall(r"^  objective/(\w+)\.py", text, re.M)
+    assert files == ["loss", "times", "coupling", "target", "weight", "fused", "divergence"]  # in the order of Eq. (8)
+    assert "settings resolved x1; read: config.json x1, generation_config.json x1" in text

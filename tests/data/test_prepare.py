@@ -261,13 +261,13 @@ def test_overwrite_spares_what_is_not_a_folder_of_tokens(tmp_path: Path) -> None
     (tmp_path / "tokens").mkdir()
     run(tmp_path, "an empty folder is no obstacle", seq_length=3)
     (tmp_path / "tokens" / "notes.md").write_text("mine")
-    with pytest.raises(ValueError, match=r"not only a folder of tokens \(notes.md\)"):
+    with pytest.raises(ValueError, match=r"not only a directory of tokens \(notes.md\)"):
         run(tmp_path, "text", seq_length=3, overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.bin").write_text("mine")
-    with pytest.raises(ValueError, match=r"not only a folder of tokens \(no meta.json\)"):
+    with pytest.raises(ValueError, match=r"not only a directory of tokens \(no meta.json\)"):
         run(tmp_path, "text", seq_length=3, overwrite=True, out=tmp_path / "other")
-    with pytest.raises(ValueError, match="is a file; give a folder"):
+    with pytest.raises(ValueError, match="is a file; give a directory"):
         run(tmp_path, "text", seq_length=3, overwrite=True, out=tmp_path / "x.txt")
     assert (tmp_path / "tokens" / "notes.md").read_text() == "mine"
 

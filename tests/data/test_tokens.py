@@ -129,7 +129,7 @@ def test_ids_outside_the_vocabulary_are_named_by_their_byte(folder: Path) -> Non
 
 def test_missing_and_truncated_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        TokenError, match=r"no folder .*nowhere; make it first, with: cdlm prepare FILE --out .*nowhere$"
+        TokenError, match=r"no directory .*nowhere; make it first, with: cdlm prepare FILE --out .*nowhere$"
     ):
         open_tokens(tmp_path / "nowhere")
     with pytest.raises(TokenError, match=r"meta.json is missing; make one with: cdlm prepare FILE --out"):

@@ -48,6 +48,8 @@ SHORTER = [
     ("eval *--steps 8 32 128*", "--steps 2 4 --temperature 1 0.9 --top-p 0.9"),
     ("eval *--judge smollm2*", "--judge runs/small-ar"),
     ("eval *--judge gemma3-270m*", "--judge runs/small-ar"),
+    ("eval --protocol distributional", "--judge none --num-samples 8 --steps 2 --order random --max-length 64"),
+    ("eval --protocol distributional", "--temperature 1 --log-frequency-penalty 0"),
     ("eval *--likelihood-samples *", "--likelihood-samples 2"),
 ]
 """Commands, without their first word, and what is added at their end; of a flag given twice the last one counts."""
@@ -279,6 +281,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     from cdlm.cli.pull import PullConfig
     from cdlm.cli.push import PushConfig
     from cdlm.cli.sample import SampleConfig
+    from cdlm.cli.sudoku import SudokuConfig
     from cdlm.data.config import PrepareConfig
     from cdlm.eval.config import EvalConfig, MoonsConfig, ReportConfig
     from cdlm.model.config import NetworkConfig
@@ -289,6 +292,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         "train": TrainConfig, "prepare": PrepareConfig, "eval": EvalConfig, "pull": PullConfig,
         "push": PushConfig, "moons": MoonsConfig, "report": ReportConfig, "methods": MethodsConfig, "plot": PlotConfig,
         "studio": StudioConfig, "sample": SampleConfig, "convert": ConvertConfig,
+        "sudoku": SudokuConfig,
     }  # fmt: skip
     for line in spans(page):
         for command, rest in re.findall(r"(?:^|\s)cdlm ([a-z]+)([^|&#]*)", line):

@@ -1,6 +1,6 @@
 """Interactive sessions of the documentation, in blocks of `pycon`: they print what the page says that they print.
 
-They talk to a server of the bundled models, as `cdlm studio` starts it.
+They talk to a server of the bundled models, as `cdlm studio` starts it, or open `my-model`, which is one of them.
 """
 
 import doctest
@@ -46,7 +46,7 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("session", SESSIONS)
 def test_a_session_goes_as_it_is_printed(session: str, address: str) -> None:
-    text = session.replace("localhost:8000", address)
+    text = session.replace("localhost:8000", address).replace('"my-model"', repr(str(zoo.HERE / "mdlm")))
     parsed = doctest.DocTestParser().get_doctest(text, {}, "session", None, None)
     assert parsed.examples
     report: list[str] = []

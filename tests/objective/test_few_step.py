@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from cdlm.methods import METHODS
-from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.metrics.likelihood import repeated_nelbo
+from cdlm.metrics.sampler_likelihood import sampler_nats
 from cdlm.objective import Bridge, Data, Objective, Ordered, Revealed, Times
 from cdlm.process import masked, uniform
 from cdlm.rng import seeded
 from cdlm.sample.order import plan_by_level
 from cdlm.sample.samplers import ORDERS, load_function
+from cdlm.sample.settings import resolve
 from cdlm.sample.timesteps import uniform_times
 from cdlm.schedules import constant
 
@@ -72,9 +74,13 @@ def test_the_loss_is_minus_the_log_likelihood_of_the_sampler(order: str) -> None
         truth[hop] = -math.log(float(planned(net, plan, torch.full((L,), MASK))[index(X0, V + 1)])) / L
     share = collections.Counter(rows)
     mean = sum(truth[hop] * count for hop, count in share.items()) / n
-    many = repeated_nelbo(net, X0[None].expand(n, -1), STEPS, 1, n, few_step_term(net, STEPS, order)).mean(-1)
+    settings = resolve({"steps": STEPS, "order": order}, PROCESS)
+    many = sampler_nats(net, PROCESS, X0[None].expand(n, -1), settings, seeded(1, batch=n), rows=n) / L
     assert float(many.mean()) == pytest.approx(mean, abs=6 * float(many.std()) / n**0.5)
     objective = METHODS["few-step"](PROCESS, total=10, steps=STEPS, order=order)
+    x0 = X0[None].expand(400, -1)
+    losses = [float(objective.loss(net, None, x0, 0, seeded(k, batch=400), plain=True).total) for k in range(20)]
+    assert sum(losses) / 20 == pytest.approx(mean, abs=6 * float(torch.tensor(losses).std()) / 20**0.5)
     (term,) = objective.terms
     for hop in truth:
         here = torch.tensor([row for row, found in enumerate(rows) if found == hop][:1])
@@ -93,7 +99,8 @@ def test_many_steps_are_the_nelbo() -> None:
     """At random times the same bound as MDLM's: one hop for each of very many levels."""
     net = Table(PROCESS, L, timed=False)
     x0 = X0[None].expand(4000, -1)
-    few = [repeated_nelbo(net, x0, 16, 1, 64_000, few_step_term(net, steps)) for steps in (1, 64)]
+    rng = seeded(1, batch=len(x0))
+    few = [sampler_nats(net, PROCESS, x0, resolve({"steps": n}, PROCESS), rng, rows=16_000) / L for n in (1, 64)]
     model = repeated_nelbo(net, x0, 16, 1, 64_000)
     noise = sum(float(found.var()) / found.numel() for found in (model, few[1])) ** 0.5
     assert float(few[1].mean()) == pytest.approx(float(model.mean()), abs=5 * noise)

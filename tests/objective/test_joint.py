@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cdlm.methods import METHODS
-from cdlm.metrics.likelihood import few_step_term, nelbo_estimates, repeated_nelbo
 from cdlm.model.denoiser import Denoiser
+from cdlm.objective.loss import student_hidden, weighted_divergence
 from cdlm.process import masked
 from cdlm.rng import seeded
 
@@ -63,42 +63,11 @@ def test_the_loss_is_minus_the_log_likelihood_of_what_hops_reveal() -> None:
             -chain_rule(net, pair.x_t[row], pair.x_s[row], float(pair.alpha_t[row])) / float(pair.t[row] - pair.s[row])
             for row in range(24)
         ]
-        found = nelbo_estimates(net, x0, torch.arange(24), seeded(1, batch=24), 7, term)
-        # the same draws, since the noise of a term is that of its name
-        assert (found * L).tolist() == pytest.approx(truth, rel=1e-9)
-
-
-def test_one_step_is_the_exact_likelihood() -> None:
-    """With a single step nothing is random: the bound is the log-likelihood of the text."""
-    net = network()
-    every = torch.tensor(list(itertools.product(range(V), repeat=L)))
-    found = repeated_nelbo(net, every, 2, 0, 64, few_step_term(net, 1, reduction="sequence"))
-    alpha = float(PROCESS.noise.alpha(torch.ones(1, dtype=torch.float64)))
-    truth = [-chain_rule(net, torch.full((L,), V), x, alpha) / L for x in every]
-    assert found[:, 0].tolist() == pytest.approx(truth, rel=1e-9)
-    assert torch.allclose(found[:, 0], found[:, 1], rtol=1e-12)
-    assert float((-L * found[:, 0]).exp().sum()) == pytest.approx(1, abs=1e-9)
-    factorised = repeated_nelbo(net, every, 1, 0, 64, few_step_term(net, 1))
-    assert float((factorised - found[:, :1]).abs().max()) > 0.01
-
-
-def test_one_token_per_step_is_the_trunk() -> None:
-    net = network()
-    x0 = seeded(0, "x0", batch=8).integers(L, V)
-    one, other = (
-        repeated_nelbo(net, x0, 4, 0, 8, few_step_term(net, L, "dilated", r)) for r in ("positions", "sequence")
-    )
-    assert torch.equal(one, other)
-
-
-def test_a_head_that_has_not_learned_changes_nothing() -> None:
-    net = network()
-    torch.nn.init.zeros_(net.joint_head.output.weight)
-    x0 = seeded(0, "x0", batch=8).integers(L, V)
-    one, other = (
-        repeated_nelbo(net, x0, 4, 0, 8, few_step_term(net, 1, "dilated", r)) for r in ("positions", "sequence")
-    )
-    assert torch.allclose(one, other, rtol=1e-12)
+        hidden = student_hidden(term, pair, net, net.features(pair.student_input, pair.alpha_t))
+        found = torch.zeros(24, dtype=torch.float64)
+        for part in term.summands(pair, chunk=7):
+            found.index_add_(0, part.index // L, weighted_divergence(part, net, hidden).double())
+        assert found.tolist() == pytest.approx(truth, rel=1e-9)
 
 
 def test_networks_without_a_head_are_refused_by_name() -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cdlm.model.config import NetworkConfig
+from cdlm.model.denoiser import Denoiser
 from cdlm.process import Cosine, LogLinear, Process, bridge_law, masked, transition, uniform, unigram
 from cdlm.process.process import DATA, PRIOR, STAY
 from cdlm.rng import Rng, seeded
@@ -344,9 +346,29 @@ def test_priors_that_are_no_law_are_refused(prior):
 
 @pytest.mark.parametrize("law", [[0.0, 0.0], [-1.0, 3.0], [float("inf"), 1.0]])
 def test_unigram_laws_that_cannot_be_normalised_are_refused(law):
-    with pytest.raises(ValueError, match="a prior is a probability law"):
+    with pytest.raises(ValueError, match="a prior is a distribution"):
         unigram(torch.tensor(law))
 
 
 def test_unigram_divides_counts_by_their_sum():
     assert unigram(torch.tensor([3.0, 1.0])).prior.tolist() == [0.75, 0.25]
+
+
+def test_special_tokens_stay_visible_and_get_no_probability() -> None:
+    process = dataclasses.replace(masked(6), special=(0, 4))
+    x0 = torch.arange(6).repeat(200, 2)
+    x_t = process.corrupt(x0, 1.0, seeded(0, "special", batch=200))
+    assert bool((x_t[process.is_special(x0)] == x0[process.is_special(x0)]).all())
+    assert bool((x_t[~process.is_special(x0)] == 6).float().mean() > 0.99)
+    x_s = process.bridge(x0, x_t, 0.5, 1.0, seeded(1, "special", batch=200))
+    assert bool((x_s[process.is_special(x0)] == x0[process.is_special(x0)]).all())
+    torch.manual_seed(0)
+    denoiser = Denoiser(NetworkConfig(16, 1, 2, 8, 0.0), process)
+    probs = denoiser(x_t[:2], 1.0).exp()
+    masks = x_t[:2] == 6
+    assert bool((probs[masks][:, [0, 4]] == 0).all())
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2, 12))
+    with pytest.raises(ValueError, match="only an absorbing process"):
+        dataclasses.replace(uniform(6), special=(0,))
+    with pytest.raises(ValueError, match=r"must lie in \[0, 6\)"):
+        dataclasses.replace(masked(6), special=(6,))

@@ -10,7 +10,7 @@ from rich.console import Console
 import cdlm
 from cdlm.cli.sample import SampleConfig, generate_samples
 from cdlm.model.pretrained import LayoutError
-from cdlm.sample.generation_config import FILE, from_version_1, read_generation_config
+from cdlm.sample.generation_config import FILE, from_version_1, read_generation_config, write_generation_config
 from cdlm.sample.settings import Settings, explicit
 from cdlm.text.pipeline import Pipeline
 
@@ -76,16 +76,30 @@ def test_the_file_goes_before_config_json_and_other_fields_are_ignored(tmp_path:
     assert read_generation_config(tmp_path, {"format": "cdlm", "sampling": [OWN]}) == MANY
 
 
+def test_steps_have_the_name_that_transformers_gives_them(tmp_path: Path) -> None:
+    """In the file alone; one of an earlier version has ours."""
+    write_generation_config(tmp_path, CONFIG)
+    found = json.loads((tmp_path / FILE).read_text())
+    assert [part["max_denoising_steps"] for part in (found, *found["step_presets"])] == [6, 6, 20]
+    assert not any("steps" in part for part in (found, *found["step_presets"]))
+    assert read_generation_config(tmp_path, {}) == CONFIG
+    (tmp_path / FILE).write_text(json.dumps({**found, "steps": 8}))
+    with pytest.raises(LayoutError, match="max_denoising_steps"):
+        read_generation_config(tmp_path, {})
+
+
 @pytest.mark.parametrize("config", [{}, OWN, CONFIG], ids=["none", "plain", "presets"])
 def test_a_saved_copy_has_the_generation_config(config: dict, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", "masked", BPE, length=24)
     if config:
         (source / FILE).write_text(json.dumps(config))
     copy = cdlm.load(source, "cpu").save_pretrained(tmp_path / "copy")
-    assert (copy / FILE).is_file() == bool(config)
     assert cdlm.load(copy, "cpu").generation_config == config
+    (copy / FILE).write_text(json.dumps({**json.loads((copy / FILE).read_text()), "max_length": 20, "own": [1]}))
     again = cdlm.load(copy, "cpu").save_pretrained(tmp_path / "again")
-    assert not config or (again / FILE).read_text() == (copy / FILE).read_text()
+    fields = json.loads((again / FILE).read_text())
+    assert fields == json.loads((copy / FILE).read_text())  # also those that are no settings of ours
+    assert fields.items() >= {"do_sample": True, "eos_token_id": BPE.eos, "max_length": 20}.items()
 
 
 def test_python_and_command_agree(folder: Path, model: Pipeline, tmp_path: Path) -> None:

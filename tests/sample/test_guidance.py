@@ -14,13 +14,15 @@ from .truth import L, Table, V, agrees, ancestor, composed, noise, sequences, te
 N, STEPS = 16_000, 3
 
 
-def by_hand(net: Table, process: Process, guidance: float, hot: float, cold: float):
-    """f^((1 + g) / T) / b^(g / T), normalised, where T = cold + (hot - cold) t."""
-    blank = net.law(torch.full((1, L), process.vocab), 1.0)[0].mean(0) if guidance else torch.ones(V)
+def by_hand(net: Table, process: Process, guidance: float, hot: float, cold: float, weak: float | None = None):
+    """f^((1 + g) / T) / b^(g / T), normalised, where T = cold + (hot - cold) t, and g = weak + (guidance - weak) t."""
+    guided = guidance or weak
+    blank = net.law(torch.full((1, L), process.vocab), 1.0)[0].mean(0) if guided else torch.ones(V)
 
     def law(x: torch.Tensor, t: float) -> torch.Tensor:
         heat = cold + (hot - cold) * t
-        found = (net.law(x, t) ** (1 + guidance) / blank**guidance) ** (1 / heat)
+        g = guidance if weak is None else weak + (guidance - weak) * t
+        found = (net.law(x, t) ** (1 + g) / blank**g) ** (1 / heat)
         return found / found.sum(-1, keepdim=True)
 
     return law
@@ -40,9 +42,11 @@ def draw(net: Table, process: Process, **settings) -> torch.Tensor:
         ({"temperature_end": 0.3}, (0.0, 1.0, 0.3)),
         ({"temperature_end": 1.5, "temperature": 0.5}, (0.0, 0.5, 1.5)),
         ({"guidance": 0.4, "temperature_end": 0.5, "temperature": 1.2}, (0.4, 1.2, 0.5)),
+        ({"guidance": 1.5, "guidance_end": 0.0}, (1.5, 1.0, 1.0, 0.0)),
+        ({"guidance_end": 1.2, "temperature": 0.8}, (0.0, 0.8, 0.8, 1.2)),
     ],
 )
-def test_texts_follow_the_law_written_out(settings: dict[str, float], numbers: tuple[float, float, float]) -> None:
+def test_texts_follow_the_law_written_out(settings: dict[str, float], numbers: tuple[float, ...]) -> None:
     process = masked(V)
     net, grid = Table(process), torch.linspace(1, 0, STEPS + 1, dtype=torch.float64)
     drawn = draw(net, process, **settings)
@@ -50,6 +54,28 @@ def test_texts_follow_the_law_written_out(settings: dict[str, float], numbers: t
     assert agrees(drawn, sharp, process.states)
     plain = composed(noise(process), process, L, ancestor(process, net.law), grid)
     assert not agrees(drawn, plain, process.states)
+    if len(numbers) == 4:
+        constant = by_hand(net, process, *numbers[:3])
+        assert not agrees(
+            drawn, composed(noise(process), process, L, ancestor(process, constant), grid), process.states
+        )
+
+
+@pytest.mark.parametrize("sampler", ["plain", "corrector", "first-hitting", "confidence", "entropy-bound"])
+def test_every_sampler_reads_the_ramp(sampler: str) -> None:
+    """From no guidance to no guidance is none; a ramp changes samples."""
+    process = masked(V)
+    orders = {"first-hitting": "first-hitting", "confidence": "margin", "entropy-bound": "entropy-bound"}
+    given = {"order": orders[sampler], "steps": None} if sampler in orders else {}
+    given |= {"corrector": "cap", "eta": 0.5} if sampler == "corrector" else {}
+    net = Table(process)
+    net = net if sampler != "plain" else net.plain  # type: ignore[assignment]
+    off, flat, ramp = (
+        draw(net, process, sampler=sampler, **given, **more)
+        for more in ({}, {"guidance_end": 0.0}, {"guidance_end": 3.0})
+    )
+    assert torch.equal(off, flat)
+    assert not torch.equal(off, ramp)
 
 
 def test_cooling_without_masks() -> None:

@@ -43,10 +43,12 @@ def choose(**given) -> Settings:
     return resolve(given, PROCESS, joint_head=True)
 
 
-def hop(net: Denoiser, x: Tensor, places: list[int], t: float, settings: Settings) -> Tensor:
+def hop(
+    net: Denoiser, x: Tensor, places: list[int], t: float, settings: Settings, prompt: Tensor | None = None
+) -> Tensor:
     """The distribution over all states after a hop from one state, token by token by the uncached head."""
     every = sequences(V + 1, len(x))
-    draw = make_draw(net, PROCESS, x[None], settings)
+    draw = make_draw(net, PROCESS, x[None], settings, prompt=None if prompt is None else prompt[None])
     after = torch.zeros(len(every), dtype=torch.float64)
     alpha = PROCESS.noise.alpha(torch.tensor([t], dtype=torch.float64))
     hidden = net.features(x[None], alpha)
@@ -80,7 +82,7 @@ def truth(net: Denoiser, x: Tensor, settings: Settings, seed: int = 0, n: int = 
             places = (pattern == number).nonzero()[:, 0].tolist()
             after = torch.zeros_like(law)
             for state in law.nonzero()[:, 0].tolist():
-                after += law[state] * hop(net, every[state], places, 0.5, settings)
+                after += law[state] * hop(net, every[state], places, 0.5, settings, x != MASK)
             law = after
         total += law * float(count) / n
     return total
@@ -94,6 +96,7 @@ CASES = {
     "temperature": {"steps": 1, "temperature": 0.6},
     "top-p": {"steps": 1, "top_p": 0.7},
     "penalties": {"steps": 1, "presence_penalty": 1.5, "log_frequency_penalty": 1.0},
+    "penalties, two steps": {"steps": 2, "order": "dilated", "presence_penalty": 1.5},
     "guidance": {"steps": 1, "guidance": 0.5},
 }
 
@@ -173,11 +176,14 @@ def test_the_cache_changes_nothing(layers: int, final_step: str) -> None:
         assert torch.equal(y, after.x)
 
 
-def test_a_sample_does_not_depend_on_its_batch() -> None:
-    net, process = network(vocab=7, position_embeddings=12), masked(7)
+@pytest.mark.parametrize(
+    ("shape", "order"), [({"position_embeddings": 12}, "random"), ({"grid_embeddings": 4}, "grid")]
+)
+def test_a_sample_does_not_depend_on_its_batch(shape: dict[str, int], order: str) -> None:
+    net, process = network(vocab=7, **shape), masked(7)
     x = blank(9, 12, 7)
     x[4, :5] = torch.arange(5)
-    settings, rng = choose(steps=3, temperature=0.8, frequency_penalty=0.5), seeded(3, batch=9)
+    settings, rng = choose(steps=3, order=order, temperature=0.8, frequency_penalty=0.5), seeded(3, batch=9)
     whole = last(joint(net, process, x, settings, rng, given=x < 7)).x
     for rows in (torch.tensor([4]), torch.tensor([8, 0, 3])):
         part = last(joint(net, process, x[rows], settings, rng[rows], given=x[rows] < 7)).x
@@ -196,9 +202,10 @@ def test_it_heeds_banned_tokens_and_processors_of_the_caller() -> None:
     assert set(last(states).x.flatten().tolist()) == {0, 1, 4, 5, 6}
 
 
-def test_probabilities_are_those_of_the_draws() -> None:
+@pytest.mark.parametrize("shape", [{}, {"grid_embeddings": 4}], ids=str)
+def test_probabilities_are_those_of_the_draws(shape: dict[str, int]) -> None:
     """The product of what is watched is the likelihood of the sample, by the head in one pass."""
-    net, process, x = network(vocab=7), masked(7), blank(5, 8, 7)
+    net, process, x = network(vocab=7, **shape), masked(7), blank(5, 8, 7)
     settings, rng = choose(steps=1), seeded(0, batch=5)
     final = last(generate(net, process, x, settings, rng, watch=True))
     hidden = net.features(x, process.noise.alpha(torch.ones(5, dtype=torch.float64)))

@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "temperature": ([1e-6, 0.5, 2], [0.0, -1.0, NAN, INF, "1", True]),
     "temperature_end": ([1e-6, 0.5, 2], [0.0, -1.0, NAN, INF, "1"]),
     "guidance": ([0.0, 2, 0.5], [-0.1, NAN, INF, "1"]),
+    "guidance_end": ([0, 0.5, 2], [-0.1, NAN, INF, "1"]),
     "top_k": ([0, 5], [-1, 1.0, 2.5, "5", False]),
     "top_p": ([1e-9, 1.0, 1], [0.0, -0.1, 1.5, NAN, "0.9"]),
     "frequency_penalty": ([-2, 0.5, 2.0], [-2.1, 2.5, NAN, INF, "1", True]),
@@ -90,6 +91,7 @@ CONFLICTS: list[tuple[Given, tuple[str, ...]]] = [
     ({"precision": "naive-fp32", "order": "dilated"}, ("--precision naive-fp32", "--order dilated")),
     ({"precision": "naive-fp32", "posterior": "mixture"}, ("--precision naive-fp32", "--posterior mixture")),
     ({"precision": "naive-fp32", "guidance": 0.5}, ("--precision naive-fp32", "--guidance 0.5")),
+    ({"precision": "naive-fp32", "guidance_end": 0.5}, ("--precision naive-fp32", "--guidance-end 0.5")),
     ({"precision": "naive-fp32", "temperature_end": 0.5}, ("--precision naive-fp32", "--temperature-end 0.5")),
     ({"sampler": "plain", "order": "dilated"}, ("plain", "--order dilated")),
     ({"sampler": "ancestral", "order": "margin"}, ("ancestral", "--order margin")),
@@ -120,6 +122,7 @@ ACCEPTED: list[tuple[Given, str]] = [
     ({"sampler": "plain", "steps": 3}, "plain"),
     ({"temperature": 0.5, "top_k": 5, "top_p": 0.9}, "ancestral"),
     ({"guidance": 1.5, "temperature_end": 0.5}, "ancestral"),
+    ({"guidance_end": 1.5, "order": "margin"}, "confidence"),
     ({"frequency_penalty": 0.5, "presence_penalty": -1, "log_frequency_penalty": 2.0}, "ancestral"),
     ({"corrector": "cap", "log_frequency_penalty": 2.0}, "corrector"),
     ({"steps": None, "order": None, "temperature": None}, "ancestral"),
@@ -216,6 +219,8 @@ def test_guidance_needs_a_mask() -> None:
         assert resolve({"guidance": 0.5}, process).guidance == 0.5
     with pytest.raises(ValueError, match=r"--guidance 0\.5.*uniform"):
         resolve({"guidance": 0.5}, uniform(V))
+    with pytest.raises(ValueError, match=r"--guidance-end 0\.5.*uniform"):
+        resolve({"guidance_end": 0.5}, uniform(V))
 
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
@@ -280,6 +285,7 @@ NOT_AUTOREGRESSIVE: list[Given] = [
     {"steps": 8},
     {"steps": 32},
     {"guidance": 0.5},
+    {"guidance_end": 0.5},
     {"temperature_end": 0.5},
     {"sampler": "ancestral"},
 ]
@@ -362,6 +368,8 @@ def test_sources_of_settings() -> None:
     assert found["top_k"] == found["precision"] == "default"
     assert "eta" not in found
     assert sources(resolve({"sampler": "plain"}), {"sampler": "plain"})["sampler"] == "given"
+    given = {"timesteps": "1,0.5,0"}
+    assert sources(resolve(given), given)["steps"] == "given"
 
 
 # Round trips

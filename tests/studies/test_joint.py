@@ -11,26 +11,15 @@ import cdlm
 from cdlm.data.config import PrepareConfig
 from cdlm.data.prepare import prepare
 from cdlm.methods import METHODS
-from cdlm.metrics.likelihood import few_step_term, repeated_nelbo
+from cdlm.metrics.sampler_likelihood import repeated_sampler_nats
 from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.model.joint import JointHead
 from cdlm.model.pretrained import save_denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded
-from studies.joint import (
-    VARIANTS,
-    Trunk,
-    bounds,
-    draw_pairs,
-    exact_factorised,
-    grids,
-    hop_nats,
-    hops_of,
-    main,
-    of_rows,
-    train_heads,
-)
+from cdlm.sample.settings import resolve
+from studies.joint import VARIANTS, Trunk, bounds, draw_pairs, main, of_rows, train_heads
 
 V, L, B = 7, 12, 22
 
@@ -60,11 +49,13 @@ def test_the_loss_of_the_study_is_that_of_the_method(network: Denoiser) -> None:
 
 
 def test_the_bound_of_the_study_is_that_of_the_package(network: Denoiser) -> None:
-    head = network.joint_head
+    head, process = network.joint_head, network.process
     assert head is not None
+    assert process is not None
     found = bounds(Trunk(network), {"head": (VARIANTS["lr 1e-3"], head)}, data(1), 2, "dilated", "float32", 2, 5)
-    for name, reduction in (("factorised", "positions"), ("head", "sequence")):
-        truth = repeated_nelbo(network, data(1), 2, 0, 64, few_step_term(network, 2, "dilated", reduction))
+    for name, sampler in (("factorised", "ancestral"), ("head", "joint")):
+        settings = resolve({"steps": 2, "order": "dilated", "sampler": sampler}, process, joint_head=True)
+        truth = repeated_sampler_nats(network, process, data(1), settings, 4) / L
         error = float((found[name].mean() - truth.mean()).abs())
         assert error < 5 * float((found[name] - truth.mean(-1)).std()) / B**0.5
 
@@ -105,23 +96,10 @@ def test_text_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert pipe.resolve({"steps": 2}).sampler == "joint"
 
 
-def test_the_exact_reference_of_sudoku() -> None:
-    every = grids()
-    assert len(every) == 288
-    x_t = every[:3].clone()
-    x_t[0], x_t[1, 0] = 4, 4
-    law = exact_factorised(every, x_t).exp()
-    assert torch.allclose(law[0], torch.full((16, 4), 0.25, dtype=torch.float64))
-    assert law[1, 0, every[1, 0]] == 1  # the last cell follows from the others
-    term = hops_of(masked(4), 1)
-    nats = hop_nats(term, every[:5], lambda pair: exact_factorised(every, pair.x_t), 0)
-    assert nats.tolist() == pytest.approx([16 * math.log(4)] * 5)
-
-
 def test_sudoku_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sys.argv",
-        ["joint", "sudoku", "--minutes", "0.002", "--sequences", "400", "--samples", "20", "--out", str(tmp_path)],
+        ["joint", "sudoku", "--minutes", "0.002", "--steps", "1", "4", "--samples", "20", "--out", str(tmp_path)],
     )
     threads = torch.get_num_threads()
     main()

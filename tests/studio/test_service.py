@@ -442,7 +442,7 @@ def test_the_description_names_every_path(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
         *("/health", "/v1/models", "/v1/models/{model}", "/v1/limits", "/v1/settings", "/v1/completions"),
-        *("/v1/infill", "/v1/jobs/{job}", "/v1/results", "/v1/moons"),
+        *("/v1/infill", "/v1/jobs/{job}", "/v1/results", "/v1/moons", "/v1/sudoku", "/v1/sudoku/models"),
     }
     for path in ("/v1/completions", "/v1/infill"):
         assert set(paths[path]["post"]["responses"]) == set(map(str, (200, 400, 401, 404, 409, 413, 429)))

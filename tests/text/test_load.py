@@ -77,13 +77,13 @@ def test_a_folder_goes_before_the_hub(hub: Path, tmp_path: Path) -> None:
 
 
 def test_what_neither_folder_nor_hub_knows_names_both(hub: Path) -> None:
-    with pytest.raises(ValueError, match="there is no folder lab/nobody, and the model hub"):
+    with pytest.raises(ValueError, match="there is no directory lab/nobody, and the model hub"):
         cdlm.load("lab/nobody")
 
 
 def test_a_hub_id_without_the_hub_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"no folder lab/nobody.*pip install huggingface-hub"):
+    with pytest.raises(ValueError, match=r"no directory lab/nobody.*pip install huggingface-hub"):
         cdlm.load("lab/nobody")
 
 

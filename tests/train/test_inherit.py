@@ -8,7 +8,7 @@ import pytest
 
 import cdlm
 from cdlm.cli.main import cli
-from cdlm.model.pretrained import newest
+from cdlm.model.pretrained import resolve_checkpoint
 from cdlm.train import checkpoint
 from cdlm.train.loop import train
 
@@ -30,11 +30,15 @@ def test_the_generation_config_is_inherited(recipe, tmp_path: Path, capsys: pyte
     cli(["sample", str(tmp_path / "tuned"), "--num-samples", "1", "--device", "cpu", "--temperature", "0.5"])
     origins = "settings: --steps 4 --order dilated (generation config); --temperature 0.5 (given)"
     assert origins in capsys.readouterr().out
+    cli(["sample", str(tmp_path / "tuned"), "--num-samples", "1", "--device", "cpu", "--order", "probability"])
+    origins = "settings: --steps 32 --temperature 1 (default); --order probability (given)"
+    assert origins in capsys.readouterr().out  # another sampler: none of the generation config applies
 
     shutil.rmtree(base.parent)  # a run goes on without the model that it started from
     shutil.rmtree(tmp_path / "tuned" / "step-00000004")
     edited = {**CONFIG, "temperature": 0.7}
-    (newest(tmp_path / "tuned") / "generation_config.json").write_text(json.dumps(edited))  # which one may do
+    saved = resolve_checkpoint(tmp_path / "tuned") / "generation_config.json"
+    saved.write_text(json.dumps(edited))  # which one may do
     train(tuned, "auto")
     assert checkpoint.latest(tmp_path / "tuned") == tmp_path / "tuned" / "step-00000004"
     assert cdlm.load(tmp_path / "tuned", "cpu").generation_config == edited
@@ -45,5 +49,9 @@ def test_that_of_version_1_is_inherited(recipe, tmp_path: Path) -> None:
     base = cdlm.load(train(recipe("mdlm", steps=2)), "cpu").save_pretrained(tmp_path / "saved")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "sampling": [{"steps": 4, "cool": 0.5}]}))
+    (base / "generation_config.json").unlink()
     end = train(recipe("mdlm", steps=2, init_from=base, out=tmp_path / "tuned"))
-    assert json.loads((end / "generation_config.json").read_text()) == {"steps": 4, "temperature_end": 0.5}
+    assert json.loads((end / "generation_config.json").read_text()) == {
+        "max_denoising_steps": 4,
+        "temperature_end": 0.5,
+    }

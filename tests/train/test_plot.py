@@ -69,5 +69,5 @@ def test_a_run_is_drawn(recipe) -> None:
     config = recipe("mcdlm", valid_samples=1, valid_every=6)
     train(config)
     assert plot_run(config.out, config.out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="is it the folder of a run"):
+    with pytest.raises(ValueError, match="is it a run directory"):
         plot_run(config.data, config.out / "none.png")

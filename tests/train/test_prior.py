@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import cdlm
+from cdlm.cli.main import cli
 from cdlm.data.tokens import TokenError, open_tokens
 from cdlm.methods import METHODS
+from cdlm.process.noise import SCHEDULES, Cosine
 from cdlm.train import loop
 from cdlm.train.config import TrainConfig, parse_prior
 from cdlm.train.loop import check, train
@@ -68,6 +70,27 @@ def test_every_kind_has_its_prior(recipe, corpus: Path) -> None:
     assert found["unigram"] == pytest.approx(smoothed_frequencies(corpus), rel=1e-12)
     assert min(found["unigram"]) > 0
     assert found["mixed:0.8"] == pytest.approx([0.2 / BYTES] * BYTES + [0.8])
+
+
+def test_a_noise_schedule_is_chosen_on_the_command_line(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"train tiny-mcdlm --data {corpus} --out {tmp_path / 'run'} --device cpu"
+    quick = "--steps 1 --batch-size 2 --seq-length 32 --valid-samples 0 --valid-batches 1"
+    cli(f"{command} {quick} --noise-schedule cosine".split())
+    assert "noise schedule: cosine" in capsys.readouterr().out
+    pipe = cdlm.load(tmp_path / "run", "cpu")
+    assert pipe.denoiser.process is not None
+    assert pipe.denoiser.process.noise == Cosine()
+    assert pipe.sample(steps=2)[0].nfe == 2
+
+    with pytest.raises(ValueError, match=r"--noise-schedule must be one of log-linear, cosine \(got 'linear'\)"):
+        cli(f"{command} --noise-schedule linear".split())
+    with pytest.raises(SystemExit):
+        cli(["train", "tiny-mcdlm", "--help"])
+    assert f"Noise schedule alpha(t): {', '.join(SCHEDULES)}" in " ".join(
+        capsys.readouterr().out.replace("│", " ").split()
+    )
 
 
 def test_tokens_outside_the_vocabulary_are_not_counted(corpus: Path) -> None:

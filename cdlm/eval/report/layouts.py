@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from cdlm.eval.report import paper
 from cdlm.eval.report.paper import SETS, TABLES, TITLES, Column
@@ -22,6 +23,8 @@ from cdlm.eval.report.rows import (
 from cdlm.eval.report.tables import ReportTable, TableCell, TableRow, rank_column
 from cdlm.eval.results import ResultRow
 from cdlm.methods import METHODS
+from cdlm.objective.divergence import FLOOR
+from cdlm.sample.settings import Settings, describe_settings
 
 BASE, DISTILLED = "Base models (trained from scratch)", "Distilled models"
 
@@ -170,8 +173,8 @@ def ablation_tables(section: Section, style: TableStyle, unjudged: Sequence[Resu
     tables = []
     for number, keys, title in (
         (4, ("steps",), "CDLM w. {} scheduler"),
-        (5, ("kappa", "kappa_end"), "CDLM w. {} for max-step scheduler"),
-        (6, ("divergence",), "CDLM w. {}"),
+        (5, ("kappa", "kappa_end", "additive"), "CDLM w. {} for max-step scheduler"),
+        (6, ("divergence", "floor"), "CDLM w. {}"),
     ):
         own = [row for row in rows if set(cdlm_choices(row) or {}) <= set(keys)]
         changed = [method_slug(row) for row in own if cdlm_choices(row)]
@@ -193,12 +196,11 @@ def _ablation_table(
     columns: list[Column] = sorted({num_steps(row) or 0 for row in rows})
     found: dict[str, dict[Column, ResultRow]] = {}
     for row in rows:
-        chosen = (cdlm_choices(row) or {}).get(choice, METHODS[method_slug(row)].choices[choice])
-        known = f"{float(chosen):g}" if choice == "kappa" else str(chosen)
+        known = _ablation_row(choice, {**METHODS[method_slug(row)].choices, **(cdlm_choices(row) or {})})
         found.setdefault(known, {})[num_steps(row) or 0] = row
-    order = [key for key in TABLES[number] if key in found] + [key for key in found if key not in TABLES[number]]
+    names = [*TABLES[number], *(_paper_key(key) for key in found)]
     lines = []
-    for key in order:
+    for key in sorted(found, key=lambda key: names.index(_paper_key(key))):
         cells = [found[key].get(column) for column in columns]
         text = [
             TableCell(f"{row['ppl']:.1f} / {row['entropy']:.1f}", 0, _is_starred(row, style)) if row else TableCell()
@@ -207,11 +209,12 @@ def _ablation_table(
         model = next(iter(found[key].values()))["model"]
         bound = [TableCell(bounds.get(model, ""))] if bounds else []
         lines.append(TableRow(title.format(key), (*text, *bound)))
-        quote = _paper_row(number, key, columns)
+        quote = _paper_row(number, _paper_key(key), columns)
         if style.compare and quote:
             lines.append(TableRow("paper", (*quote, *([TableCell()] if bounds else [])), quoted=True))
     heads = (("Model", 1), *((str(column), 1) for column in columns), *([("NELBO", 1)] if bounds else []))
     caption = f"{section.note(rows)} {style.note(section)}"
+    caption += " The paper's own rows look like FP32 sampling (docs/ablations.md)." if style.compare else ""
     caption += " NELBO: the bound as a perplexity per token, on held-out texts." if bounds else ""
     return ReportTable(_table_slug(section, number), _table_title(number), caption, (heads,), tuple(lines))
 
@@ -253,7 +256,7 @@ def likelihood_table(rows: Sequence[ResultRow]) -> ReportTable | None:
 def few_step_table(rows: Sequence[ResultRow]) -> ReportTable | None:
     """Perplexity by the NELBO of the sampler itself: what drawing many tokens at once costs."""
     value = {
-        (row["model"], row["dataset"], one["order"], one["steps"]): one
+        (row["model"], row["dataset"], _without_steps(one), one["steps"] or math.inf): one
         for row in rows
         for one in row.get("few_step") or []
     }
@@ -261,18 +264,64 @@ def few_step_table(rows: Sequence[ResultRow]) -> ReportTable | None:
         return None
     columns = sorted({key[3] for key in value})
     lines = []
-    for model, text, order in dict.fromkeys(key[:3] for key in value):
-        cells = [value.get((model, text, order, steps)) for steps in columns]
-        entries = [TableCell("" if one is None else f"{math.exp(one['nelbo']):.1f}") for one in cells]
-        name = model if order == "random" else f"{model} ({order})"
+    for model, text, sampler in dict.fromkeys(key[:3] for key in value):
+        cells = [value.get((model, text, sampler, steps)) for steps in columns]
+        entries = [TableCell("" if one is None else _bound_perplexity(one)) for one in cells]
+        name = f"{model} ({sampler})" if sampler else model
         lines.append(TableRow(f"{name}, {text}", tuple(entries)))
     caption = (
         "Perplexity per model token from the NELBO of a sampler with so many steps: each step draws its tokens "
         "independently of each other, so that few steps cost likelihood, whatever a judge says of the texts. It tends "
         "to the NELBO of the model."
     )
-    heads = ((("Model", 1), *((f"{steps} steps", 1) for steps in columns)),)
+    heads = ((("Model", 1), *(("any steps" if steps == math.inf else f"{steps} steps", 1) for steps in columns)),)
     return ReportTable("few-step", "Likelihood in few steps", caption, heads, tuple(lines))
+
+
+def _without_steps(bound: ResultRow) -> str:
+    """The sampler of a bound in words, but for its steps; nothing for the ancestral one."""
+    if "sampling" not in bound:
+        return "" if bound["order"] == "random" else str(bound["order"])
+    settings = dataclasses.replace(Settings(**bound["sampling"]), steps=None)
+    words = [word for word in describe_settings(settings) if word != "fp64"]
+    return ", ".join(word.removeprefix("order ") for word in words)
+
+
+def _bound_perplexity(bound: ResultRow) -> str:
+    return "infinite" if bound["nelbo"] is None else f"{math.exp(bound['nelbo']):.1f}"
+
+
+def infilling_table(rows: Sequence[ResultRow]) -> ReportTable | None:
+    """Tokens and spans of held-out texts that a sampler recovers, beside its NFE."""
+    found = [row for row in rows if row["task"] == "infilling"]
+    if not found:
+        return None
+    rates = [part["mask_rate"] for part in found[0]["infilling"]]
+    lines = []
+    for row in found:
+        entries = [
+            TableCell(text)
+            for part in row["infilling"]
+            for text in (
+                f"{part['nfe']:.3g}",
+                *(
+                    f"{100 * part[name]:.1f} [{100 * part[f'{name}_interval'][0]:.1f}, "
+                    f"{100 * part[f'{name}_interval'][1]:.1f}]"
+                    for name in ("token_match", "span_match")
+                ),
+            )
+        ]
+        words = [word for word in describe_settings(Settings(**row["sampling"])) if word != "fp64"]
+        lines.append(TableRow(", ".join([row["model"], row["dataset"], *words]), tuple(entries)))
+    heads = (
+        (("Model, texts, sampler", 1), *((f"{rate:.0%} masked", 3) for rate in rates)),
+        (("", 1), *((text, 1) for _ in rates for text in ("NFE", "tokens (%)", "spans (%)"))),
+    )
+    caption = (
+        f"Masked tokens, and whole runs of them, of {found[0]['num_samples']} texts of {found[0]['max_length']} tokens "
+        "that are recovered exactly, with 95 % intervals over texts."
+    )
+    return ReportTable("infilling", "Infilling accuracy", caption, heads, tuple(lines))
 
 
 def consistency_table(rows: Sequence[ResultRow]) -> ReportTable | None:
@@ -311,6 +360,21 @@ def _paper_cells(number: int, row: ResultRow, columns: list[Column]) -> list[Tab
     """The paper's numbers beneath a model as the paper has it; not beneath its variants, nor its other seeds."""
     other = cdlm_choices(row) or row["model"] != without_seed(row["model"])
     return [] if other else _paper_row(number, paper_name(row), columns)
+
+
+def _ablation_row(choice: str, choices: dict[str, Any]) -> str:
+    """What a run chooses, in the words of the paper's row, and then how it reads that row."""
+    if choice != "kappa":
+        floor = float(choices["floor"]) if choice == "divergence" else FLOOR
+        return str(choices[choice]) + (f", floor {floor:g}" if floor != FLOOR else "")
+    kappa, end = float(choices["kappa"]), float(choices.get("kappa_end", choices["kappa"]))
+    reading = ", additive" if str(choices["additive"]).lower() == "true" else ", annealed" if end < kappa == 1 else ""
+    return f"{kappa:g}{reading}"
+
+
+def _paper_key(known: str) -> str:
+    """The paper's row that a reading is of."""
+    return known.partition(",")[0]
 
 
 def _paper_row(number: int, known: str, columns: list[Column]) -> list[TableCell]:

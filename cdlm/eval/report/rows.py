@@ -48,7 +48,7 @@ class Section:
 def read_sections(folders: Iterable[Path]) -> tuple[list[Section], list[ResultRow]]:
     """Sections of judged rows, and the rows that have no judge. Of one cell, the row with the most texts counts."""
     cells: dict[str, ResultRow] = {}
-    for row in (row for folder in folders for row in read_rows(folder)):
+    for row in (row for folder in folders for row in read_rows(folder) if row.get("protocol") != "distributional"):
         same = (
             "task",
             "model",
@@ -66,8 +66,6 @@ def read_sections(folders: Iterable[Path]) -> tuple[list[Section], list[ResultRo
         if key not in cells or row["num_samples"] >= cells[key]["num_samples"]:
             cells[key] = row
     rows = list(cells.values())
-    if not rows:
-        raise ValueError("there is no finished cell yet: run cdlm eval MODEL... --judge JUDGE first")
     _one_vocabulary(rows)
     _one_judge(rows)
     _one_meaning(rows)

@@ -9,7 +9,16 @@ from pathlib import Path
 from rich.console import Console
 
 from cdlm.eval.config import ReportConfig
-from cdlm.eval.report import figures
+from cdlm.eval.report import figures, scorecard
+from cdlm.eval.report.distributional import (
+    CLAIMS,
+    Comparison,
+    claims_table,
+    column_lines,
+    comparisons,
+    cost_table,
+    value_table,
+)
 from cdlm.eval.report.frontier import (
     FrontierRatio,
     Match,
@@ -27,6 +36,7 @@ from cdlm.eval.report.layouts import (
     conditional_tables,
     consistency_table,
     few_step_table,
+    infilling_table,
     likelihood_table,
     unconditional_tables,
 )
@@ -54,16 +64,26 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     """Everything that the rows allow."""
     console = console or Console()
     sections, rest = read_sections(config.results)
+    compared = comparisons(config.results)
+    if not sections and not rest and not compared:
+        raise ValueError("there is no finished cell yet: run cdlm eval MODEL... --judge JUDGE first")
+    known = [name for comparison in compared for name in comparison.columns]
+    for name in (name for claim in config.claim_columns() for name in claim):
+        if name not in known:
+            raise ValueError(f"there is no column {name!r} to claim something of; there are: {', '.join(known)}")
     names = dict.fromkeys(display_name(row) for section in sections for row in unconditional_rows(section.rows))
     if config.baseline is not None and config.baseline not in names:
         raise ValueError(f"there is no model {config.baseline!r} to compare with; there are: {', '.join(names)}")
-    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", "", HOW_TO_READ, ""]
+    page = ["# Results", "", f"From {', '.join(f'`{folder}`' for folder in config.results)}.", ""]
+    page += [HOW_TO_READ, ""] if sections else []
     data: dict[str, list[ResultRow]] = {"matched": [], "frontiers": [], "seeds": [], "speed-ups": []}
     pictures = config.out / "figures"
     if config.moons is not None:
         pictures.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config.moons / "moons.png", pictures / "moons.png")
         page += ["## Figure 1. Two moons", "", "![two moons](figures/moons.png)", ""]
+    for comparison in compared:
+        page += _comparison_page(comparison, config)
     for section in sections:
         style = TableStyle(_star_threshold(section, config), config.compare == "paper")
         page += [f"## {section.title}", ""]
@@ -84,7 +104,7 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
         if baseline is not None:
             page += _frontier_page(section, found, baseline, config, data)
     page += ["## Without a judge", ""] if rest else []
-    for other in (likelihood_table(rest), few_step_table(rest), consistency_table(rest)):
+    for other in (likelihood_table(rest), few_step_table(rest), infilling_table(rest), consistency_table(rest)):
         page += _write_table(other, config.out) if other else []
     page += _figure_lines(
         figures.plot_reliability(rest, pictures / "reliability.png"), "Reliability over hops of the true bridge"
@@ -96,6 +116,19 @@ def write_report(config: ReportConfig, console: Console | None = None) -> Path:
     tables = len(list((config.out / "tables").glob("*.tex"))) if (config.out / "tables").is_dir() else 0
     console.print(f"wrote {path}: {tables} tables, {len(list(pictures.glob('*.png')))} figures", highlight=False)
     return path
+
+
+def _comparison_page(comparison: Comparison, config: ReportConfig) -> list[str]:
+    """Human text, naive samplers and models side by side."""
+    pictures = config.out / "figures"
+    card = scorecard.plot_scorecard(comparison, pictures / f"scorecard-{comparison.slug}.png")
+    shaping = scorecard.plot_shaping(comparison, pictures / f"shaping-{comparison.slug}.png")
+    claims = claims_table(comparison, config.claim_columns() or CLAIMS)
+    page = [f"## {comparison.title}", "", *_figure_lines(card, "z-scores: 0 is human text")]
+    page += _figure_lines(shaping, "Perplexity against unigram and bigram entropy")
+    for table in (value_table(comparison), claims, cost_table(comparison)):
+        page += _write_table(table, config.out) if table and table.lines else []
+    return [*page, "**Columns**", "", *column_lines(comparison)]
 
 
 def _frontier_page(

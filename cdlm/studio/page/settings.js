@@ -176,7 +176,7 @@ function buildControl(name, property, main) {
   };
 }
 
-function setAttributes(input, { type, minimum, exclusiveMinimum, maximum }) {
+export function setAttributes(input, { type, minimum, exclusiveMinimum, maximum }) {
   input.type = type === "string" ? "text" : "number";
   if (type === "string") return;
   input.step = type === "integer" ? 1 : "any";

@@ -5,9 +5,10 @@ import { startGenerate } from "./generate.js";
 import { startMoons } from "./moons.js";
 import { showError } from "./notices.js";
 import { startResults } from "./results.js";
+import { startSudoku } from "./sudoku.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const starts = { "tab-results": startResults, "tab-moons": startMoons }; // called when a tab is first opened
+const starts = { "tab-results": startResults, "tab-sudoku": startSudoku, "tab-moons": startMoons }; // called when a tab is first opened
 
 function open(tab) {
   for (const other of tabs) {

@@ -111,7 +111,9 @@ def test_conditional_tables_show_the_originals_too() -> None:
     [
         (4, ["", ":steps=staged", ":steps=increasing", ":steps=decreasing"]),
         (5, [":kappa=0,kappa_end=0", ":kappa=0.4,kappa_end=0.2", ":kappa=1,kappa_end=1"]),
+        (5, [":kappa=0.4", ":kappa=1,kappa_end=1,additive=true", ":kappa=1,kappa_end=1", ":kappa=1,kappa_end=0.2"]),
         (6, [":divergence=jsd", ":divergence=kl", ":divergence=reverse_kl"]),
+        (6, [":divergence=reverse_kl", ":divergence=reverse_kl,floor=-1e6"]),
     ],
 )
 def test_ablations_are_found_by_what_they_change(number: int, variants: list[str]) -> None:
