@@ -66,7 +66,9 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
             elif field.name not in ways:
                 assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
     config = json.loads((zoo.HERE / name / "config.json").read_text())
-    assert config["network"] | {"grid_embeddings": 0} == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    assert {"grid_embeddings": 0, "joint_layers": 0} | config["network"] == dataclasses.asdict(
+        RECIPES["zoo-base"].config.network
+    )
     last, first = config["training"], config["training"]["from"]
     for trained, row in ((last, name), (first, "base")):
         recipe = RECIPES[f"zoo-{row}"].config

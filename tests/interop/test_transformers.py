@@ -132,6 +132,11 @@ def test_padding_changes_nothing(process: str, dtype: torch.dtype) -> None:
             assert torch.allclose(law[mask], expected, rtol=0, atol=tolerance)
 
 
+def test_a_joint_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="has a joint head, which this file does not support"):
+        wrap(network(PROCESSES["masked"], torch.float32, joint_layers=1))
+
+
 def test_the_file_imports_torch_and_transformers_only() -> None:
     source = Path(modeling_cdlm.__file__).read_text()
     imported = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))}
