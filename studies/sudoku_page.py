@@ -17,7 +17,7 @@ from cdlm.eval.results import ResultRow, read_rows
 from cdlm.extras import require
 from cdlm.methods import METHODS
 from cdlm.train.plot import canvas
-from studies.sudoku import CONTROLS, DONE, EXACT, EXTRA, NUM_SAMPLES, ROWS, STEPS, register
+from studies.sudoku import CONTROLS, DONE, EXACT, EXTRA, ROWS, STEPS, register
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "sudoku.md"
@@ -70,7 +70,8 @@ def value_text(rows: Sequence[ResultRow], measure: str) -> str:
     mean = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
         stats = require("scipy.stats", "eval", "an interval over seeds", "scipy")
-        low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95) if np.std(values) else (values[0],) * 2
+        scale = stats.sem(values)
+        low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), scale) if scale else (values[0],) * 2
         return f"{mean} [{low:.{digits}f}, {high:.{digits}f}]"
     interval = rows[0].get(f"{measure}_interval")
     return f"{mean} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else mean
@@ -110,22 +111,28 @@ def exact_table(out: Path, side: int) -> str:
 
 def methods_table(out: Path, side: int, measure: str) -> str:
     """A measure of every method at every number of steps, by the plain sampler."""
-    cells, lines, nulls = cells_of(out, side), list[list[str]](), list[float]()
+    cells, lines, shown = cells_of(out, side), list[list[str]](), list[ResultRow]()
     for model in (EXACT, *ROWS[side], *EXTRA[side]):
         found = [cells.get((model, PLAIN, steps), []) for steps in STEPS[side]]
         texts = [value_text(rows, measure) for rows in found]
         if any(texts):
             seeds = max(len(rows) for rows in found)
             lines.append([model_name(model), "" if model == EXACT else str(seeds), *texts])
-            nulls += [row[f"{measure}_null"] for rows in found for row in rows if f"{measure}_null" in row]
-    table = markdown_table(["model", "seeds", *steps_head(side)], lines)
-    return f"{table}\n\nAs many uniform grids: {nulls[0]:.3f}." if nulls else table
+            shown += [row for rows in found for row in rows]
+    return markdown_table(["model", "seeds", *steps_head(side)], lines) + null_text(shown, measure)
+
+
+def null_text(rows: Sequence[ResultRow], measure: str) -> str:
+    """What uniform grids would have: it depends on how many samples there are."""
+    nulls = {row["num_samples"]: row[f"{measure}_null"] for row in rows if f"{measure}_null" in row}
+    texts = [f"{nulls[count]:.3f} ({count:,} samples)" for count in sorted(nulls, reverse=True)]
+    return f"\n\nUniform grids: {', '.join(texts)}." if texts else ""
 
 
 def controls_table(out: Path, side: int) -> str:
     """Validity and coverage under other samplers, first seed, beside the plain one."""
     cells, measure = cells_of(out, side), "tv" if side == 4 else "pair_tv"
-    lines = []
+    lines, shown = list[list[str]](), list[ResultRow]()
     for model in (*ROWS[side], *EXTRA[side]):
         for sampler in (PLAIN, *CONTROLS):
             found = [cells.get((model, sampler, steps), []) for steps in STEPS[side]]
@@ -133,7 +140,8 @@ def controls_table(out: Path, side: int) -> str:
             if any(first):
                 texts = [f"{row['valid']:.3f} / {row[measure]:.3f}" if row else "" for row in first]
                 lines.append([model_name(model), sampler, *texts])
-    return markdown_table(["model", "sampler", *steps_head(side)], lines)
+                shown += [row for row in first if row]
+    return markdown_table(["model", "sampler", *steps_head(side)], lines) + null_text(shown, measure)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
@@ -158,7 +166,8 @@ def plot_methods(out: Path, path: Path, side: int = 4) -> None:
     figure, axes = canvas(9, 3.8, 1, 2)
     left, right = axes[0]
     for number, model in enumerate((EXACT, *ROWS[side], *EXTRA[side])):
-        style: dict[str, Any] = {"color": "black", "linewidth": 2} if model == EXACT else {"color": f"C{number % 10}"}
+        style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "--" if number > 10 else "-"}
+        style |= {"color": "black", "linewidth": 2, "zorder": 3} if model == EXACT else {}
         for panel, measure in ((left, "nats"), (right, "valid")):
             points = []
             for steps in STEPS[side]:
@@ -175,8 +184,8 @@ def plot_methods(out: Path, path: Path, side: int = 4) -> None:
         panel.set_xticks(STEPS[side], [str(steps) for steps in STEPS[side]])
         panel.set_xlabel("network evaluations")
         panel.grid(alpha=0.3)
-    right.legend(fontsize=7)
-    figure.suptitle(f"Sudoku {side} x {side}, {NUM_SAMPLES[side]:,} samples a point", fontsize=11)
+    right.legend(fontsize=7, handlelength=3.5)
+    figure.suptitle(f"Sudoku {side} x {side}", fontsize=11)
     figure.savefig(path, dpi=130)
 
 

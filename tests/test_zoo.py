@@ -11,9 +11,13 @@ import torch
 import cdlm
 from cdlm import zoo
 from cdlm.data import END
+from cdlm.data.sudoku import ExactSudoku, all_grids, valid_grids
+from cdlm.eval.results import read_rows
 from cdlm.methods.spec import same_method
 from cdlm.metrics.diversity import entropy
 from cdlm.model import pretrained
+from cdlm.model.denoiser import Denoiser
+from cdlm.process import masked
 from cdlm.sample.generation_config import read_generation_config
 from cdlm.sample.settings import explicit, flags, resolve
 from cdlm.text.pipeline import Pipeline
@@ -27,6 +31,7 @@ from .cli.test_pipeline import succeed
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "zoo"
 NAMES = ["mcdlm-guided", "mdlm"]
+SUDOKU, SUDOKU_ROW = "sudoku-4", ROOT / "studies" / "results" / "sudoku" / "4-mdlm"
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,44 @@ def test_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
         cdlm.load("nobody", "cpu")
 
 
+def test_the_sudoku_model_is_the_one_of_the_study() -> None:
+    folder = zoo.HERE / SUDOKU
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
+    config, ran = json.loads((folder / "config.json").read_text()), read_config(SUDOKU_ROW / "run.json")
+    assert config["network"] == dataclasses.asdict(ran.network)
+    assert ran.network == RECIPES["sudoku-4-mdlm"].config.network
+    trained = {name: getattr(ran, name) for name in ("method", "steps", "batch_size", "seq_length")}
+    assert config["training"] == trained | {"from": None}
+    page, usual = (folder / "README.md").read_text(), read_generation_config(folder, config)
+    assert flags(explicit(resolve(usual))) in page
+    assert f'cdlm.load("{SUDOKU}")' in page
+    controls = [row for row in read_rows(SUDOKU_ROW) if row["num_samples"] == 512 and row["sampling"]["steps"] == 8]
+    best = max(controls, key=lambda row: float(row["valid"]))
+    assert {name: best["sampling"][name] for name in usual} == usual  # the settings that the study found best
+
+
+def test_the_sudoku_model_has_the_valid_share_of_the_study() -> None:
+    """From another seed: within the 99.9 % interval of a difference between two shares."""
+    model, num_samples = cdlm.load(SUDOKU, "cpu"), 512
+    usual = model.generation_config
+    rows = read_rows(SUDOKU_ROW)
+    (row,) = [row for row in rows if {name: row["sampling"][name] for name in usual} == usual]
+    samples = model.sample(num_samples, seed=7, batch_size=num_samples)
+    share = float(valid_grids(torch.tensor([sample.token_ids for sample in samples])).double().mean())
+    variance = row["valid"] * (1 - row["valid"]) * (1 / num_samples + 1 / row["num_samples"])
+    assert share == pytest.approx(row["valid"], abs=3.3 * variance**0.5)
+
+
+def test_the_sudoku_model_predicts_as_the_exact_denoiser() -> None:
+    model, exact = cdlm.load(SUDOKU, "cpu").denoiser, Denoiser(ExactSudoku(4), masked(5))
+    x0 = all_grids(4)
+    hidden = torch.rand(x0.shape, generator=torch.manual_seed(0)) < torch.linspace(0.1, 1, len(x0))[:, None]
+    x = x0.masked_fill(hidden, model.vocab)
+    truth = exact(x, 0.5)[hidden].double()
+    kl = (truth.exp() * (truth - model(x, 0.5)[hidden])).nan_to_num().sum(-1)
+    assert 0 <= float(kl.mean()) < 0.02
+
+
 def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
     """With its tokenizer, by its name too; the new model tells where it comes from."""
     (tmp_path / "text.txt").write_text("The sea was calm, and the ship lay still. " * 400)
@@ -170,9 +213,10 @@ def test_training_goes_on_from_one_by_its_name(tmp_path: Path) -> None:
 
 def test_the_list_names_them_all() -> None:
     text = succeed(command("zoo"))
-    for name in NAMES:
+    for name in (*NAMES, SUDOKU):
         assert name in text
-    for part in ("17.8M", "36 MB", "1.34B", "--order dilated", str(zoo.HERE)):
+    usual = ("--order dilated", "--order grid --step-size equal")
+    for part in ("17.8M", "36 MB", "0.47 MB", "1.34B", *usual, str(zoo.HERE)):
         assert part in " ".join(text.split())
     assert command("zoo", "--sise").returncode != 0
 

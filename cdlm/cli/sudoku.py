@@ -160,6 +160,8 @@ def _columns(config: SudokuConfig, puzzle: list[int] | None, aside: Console) -> 
     for name in sorted(set(names), key=lambda name: name == EXACT):  # the exact denoiser has the size of the others
         loaded[name] = load_grid_model(name, side, config.device, config.dtype)
         side = side or grid_side(loaded[name])
+    if not config.models and len(names) > 1:  # side by side with the bundled model: the same settings
+        loaded[EXACT] = dataclasses.replace(loaded[EXACT], generation_config=loaded[names[0]].generation_config)
     names = names * config.num_columns if len(names) == 1 else names
     models = [loaded[name] for name in names]
     if puzzle is not None:

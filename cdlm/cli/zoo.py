@@ -43,7 +43,7 @@ def show_zoo(console: Console) -> None:
             tokens_seen += training["steps"] * training["batch_size"] * training["seq_length"]
             training = training["from"]
         table.add_row(
-            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.0f} MB", f"{tokens_seen / 1e9:.2f}B"
+            name, ", after ".join(chain), f"{numbers / 1e6:.1f}M", f"{size / 1e6:.2g} MB", f"{tokens_seen / 1e9:.2f}B"
         )
         usual = read_generation_config(folder, config)
         presets = usual.get("step_presets", [usual])

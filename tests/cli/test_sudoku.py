@@ -86,6 +86,13 @@ def test_without_a_model_it_is_the_exact_denoiser_and_says_so(
         watch(size=9)
 
 
+def test_the_bundled_model_and_the_exact_denoiser_have_the_same_settings(watch: Watch) -> None:
+    columns, _ = watch(num_samples=1)
+    assert [column.model.name for column in columns] == ["sudoku-4", EXACT]
+    assert columns[0].settings == columns[1].settings
+    assert (columns[1].settings.order, columns[1].settings.step_size) == ("grid", "equal")
+
+
 def test_every_grid_as_json(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
     (column,), screen = watch(models=(EXACT,), puzzle=PUZZLE, seed=2, order=("first-hitting",), json=True)
     assert screen == ""
