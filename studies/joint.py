@@ -379,6 +379,17 @@ def train_small(net: Denoiser, objective: Objective, every: Tokens, options: arg
         step += 1
 
 
+def bounds_table(found: dict[str, Any]) -> str:
+    """The bounds of a text study as a table for docs/joint.md: the trunk alone, and by how much each head differs."""
+    heads = [f"{name}" for name in found["variants"]]
+    lines = [["sampler", "factorised", *heads], ["---"] * (2 + len(heads))]
+    for sampler, bounds in found["bounds"].items():
+        trunk = bounds["factorised"]
+        differences = [f"{bounds[name]['difference']:+.3f} ± {bounds[name]['difference_error']:.3f}" for name in heads]
+        lines.append([sampler, f"{trunk['nats']:.3f} ± {trunk['error']:.3f}", *differences])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=("text", "sudoku"))

@@ -1,11 +1,13 @@
 """The study of the joint head: its loss is that of the method, its reference is exact, and it runs."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import cdlm
 from cdlm.data.config import PrepareConfig
@@ -19,7 +21,7 @@ from cdlm.model.pretrained import save_denoiser
 from cdlm.process import masked
 from cdlm.rng import seeded
 from cdlm.sample.settings import resolve
-from studies.joint import VARIANTS, Trunk, bounds, draw_pairs, main, of_rows, train_heads
+from studies.joint import VARIANTS, Trunk, bounds, bounds_table, draw_pairs, main, of_rows, train_heads
 
 V, L, B = 7, 12, 22
 
@@ -111,3 +113,21 @@ def test_sudoku_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["entropy"] == pytest.approx(math.log(288))
     assert exact == sorted(exact, reverse=True)
     assert exact[-1] > result["entropy"]
+
+
+def test_the_page_has_the_recorded_bounds() -> None:
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "studies" / "results" / "joint" / "text.json").read_text())
+    shown = (
+        (root / "docs" / "joint.md").read_text().partition("<!-- joint text -->\n")[2].partition("\n<!-- end -->")[0]
+    )
+    assert shown == bounds_table(found)
+
+
+def test_the_recorded_head_fits_the_bundled_model() -> None:
+    root = Path(__file__).parents[2]
+    head = load_file(root / "studies" / "results" / "joint" / "head.safetensors")
+    denoiser = cdlm.load("mdlm", "cpu", "float32").denoiser
+    with_head = Denoiser(dataclasses.replace(denoiser.config, joint_layers=1), denoiser.process)
+    assert head.keys() == {name for name in with_head.state_dict() if name.startswith("joint_head.")}
+    assert sum(tensor.numel() for tensor in head.values()) == 2_224_896
