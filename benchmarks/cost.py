@@ -18,6 +18,7 @@ from rich.table import Table
 
 from cdlm.cli.common import console, parse, recipe
 from cdlm.methods.spec import parse_method
+from cdlm.model.config import NetworkConfig
 from cdlm.model.denoiser import Denoiser
 from cdlm.objective.coupling import Rollout
 from cdlm.objective.divergence import rate_kl
@@ -172,7 +173,7 @@ def _work(config: TrainConfig, process: Process | None, vocab: int) -> _Work:
     attention = 2 * config.seq_length * shape.hidden_size * (0.5 if shape.causal else 1.0)
     block, column = shape.num_layers * (12 * shape.hidden_size**2 + attention), shape.hidden_size * vocab
     sums = dict.fromkeys(("trained", "predicted", "head", "point", "law", "rates"), 0.0)
-    sums["trained"] = 6 * block
+    sums["predicted" if config.freeze_trunk else "trained"] = (2 if config.freeze_trunk else 6) * block
     shares = [sum(term.share(k / 8) for k in range(8)) for term in objective.terms]  # they may change on the way
     for term, part in zip(objective.terms, shares, strict=True):
         share = part / sum(shares)
@@ -183,6 +184,8 @@ def _work(config: TrainConfig, process: Process | None, vocab: int) -> _Work:
             noisy = float((1 - process.noise.alpha(t)).mean()) if masks else 1.0
         if isinstance(term.target, Revealed) and process is not None:
             noisy = float((process.noise.alpha(s) - process.noise.alpha(t)).mean())
+        if term.reduction == "sequence":
+            sums["trained"] += share * 6 * noisy * _joint_weights(shape)
         if isinstance(term.target, Network) and process is not None:
             live = float((s > 0).double().mean())
             later = float((1 - process.noise.alpha(s)).mean()) if masks else live
@@ -195,6 +198,19 @@ def _work(config: TrainConfig, process: Process | None, vocab: int) -> _Work:
         sums["rates" if rates else "point"] += share * (noisy - later)
         sums["law"] += share * later
     return _Work(**sums)
+
+
+def _joint_weights(shape: NetworkConfig) -> int:
+    """Matrix entries of a joint head."""
+    return (12 * shape.joint_layers + 3) * shape.hidden_size**2
+
+
+def sampling_flops(shape: NetworkConfig, vocab: int, length: int, nfe: float, head_evaluations: float) -> float:
+    """What a sample costs: `nfe` passes of the trunk, `head_evaluations` of the joint head, and the logits of every
+    token once. Caches make the attention of the joint head small; it is left out."""
+    block = shape.num_layers * (12 * shape.hidden_size**2 + 2 * length * shape.hidden_size)
+    joint = head_evaluations * _joint_weights(shape) if shape.joint_layers else 0
+    return 2 * (nfe * length * block + joint + length * shape.hidden_size * vocab)
 
 
 def show_cost(config: CostConfig, run: TrainConfig, console: Console) -> None:

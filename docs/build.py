@@ -45,6 +45,7 @@ ORDER = {
         "paper",
         "choices",
         "peers",
+        "joint",
         "moons",
         "sudoku",
         "study",
@@ -340,7 +341,8 @@ def samplers() -> list[str]:
             f"`{setting}`" + (f" ({', '.join(row.choices[setting])})" if setting in row.choices else "")
             for setting in row.settings
         )
-        lines.append(f"| {name} | {row.about} | {models[row.process]} | {read} |")
+        model = models[row.process] + (", with a joint head" if row.joint_head else "")
+        lines.append(f"| {name} | {row.about} | {model} | {read} |")
     return lines
 
 

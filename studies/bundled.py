@@ -3,6 +3,7 @@
     python -m studies.bundled screen --device cuda      # 32 samples of every shaping, seed 1, with SmolLM2 as the judge
     python -m studies.bundled choose                    # applies the rule, and writes choice.json
     python -m studies.bundled report --device cuda      # 128 samples of the decisive cells, seed 2, both judges
+    python -m studies.bundled texts --device cpu        # a text of each model by its generation config
 
 The rule: among the settings of a model at a number of steps whose unigram entropy H1, bigram entropy H2 and share of
 repeated pairs (rep-2) are all within `TOLERANCE` standard errors of human text, the lowest perplexity; if there are
@@ -28,6 +29,7 @@ from cdlm.eval.human_text import as_texts, read_human_text
 from cdlm.eval.null import Null, null_of_one_set
 from cdlm.eval.results import ResultRow, read_rows, read_samples, samples_by_key, samples_key
 from cdlm.eval.sweep import evaluate
+from cdlm.sample.settings import explicit, flags
 
 OUT = Path("studies/results/bundled")
 MODELS = ("mdlm", "mcdlm-guided")
@@ -80,8 +82,9 @@ def screen(out: Path, device: str, models: Sequence[str], small: bool = False) -
 def choose(out: Path) -> dict[str, Any]:
     """The settings that the rule chooses from the screened cells, with the controls for the report."""
     found: dict[str, Any] = {}
+    cells: dict[str, list[Cell]] = {}
     for folder in sorted(path.parent for path in out.glob("screen/*/results.jsonl")):
-        rows = screened(folder)
+        rows = cells[folder.name] = screened(folder)
         found[folder.name] = {}
         for steps in sorted({row["steps"] for row in rows}):
             own = [row for row in rows if row["steps"] == steps]
@@ -91,6 +94,7 @@ def choose(out: Path) -> dict[str, Any]:
                 "dilated order": best([row for row in unguided if row["order"] == "dilated"]),
                 "random order": best([row for row in unguided if row["order"] == "random"]),
             }
+    (out / "cells.json").write_text(json.dumps(cells) + "\n")
     (out / "choice.json").write_text(json.dumps(found, indent=1) + "\n")
     return found
 
@@ -154,6 +158,17 @@ def report(
             _evaluate(name, folder, device, sweep, REPORT_SEED, REPORT_SAMPLES, judges, "distributional")
 
 
+def save_texts(out: Path, device: str, models: Sequence[str]) -> None:
+    """The first text of seed 1 of each model by its generation config, for the page."""
+    texts = []
+    for name, steps in itertools.product(models, REPORT_STEPS):
+        model = cdlm.load(name, device, "float32")
+        settings = model.resolve({"steps": steps})
+        (sample,) = model.sample(seed=SCREEN_SEED, steps=steps)
+        texts.append({"model": Path(name).name, "settings": flags(explicit(settings)), "text": sample.text})
+    (out / "texts.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
+
+
 def decisive(choice: dict[str, Cell], previous: Cell) -> Iterator[Cell]:
     """Different settings, each once: the plain sampler, the previous generation config, those of the rule."""
     plain = {"order": "random", "temperature": 1.0, "guidance": 0.0, "log_frequency_penalty": 0.0}
@@ -181,7 +196,7 @@ def _evaluate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["screen", "choose", "report"])
+    parser.add_argument("stage", choices=["screen", "choose", "report", "texts"])
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="bundled models, or their directories")
@@ -193,6 +208,8 @@ def main() -> None:
         screen(args.out / "screen", args.device, args.models, args.small)
     elif args.stage == "choose":
         print(json.dumps(choose(args.out), indent=1))
+    elif args.stage == "texts":
+        save_texts(args.out, args.device, args.models)
     else:
         report(args.out, args.device, args.models, args.judge, args.steps)
 

@@ -1,23 +1,27 @@
 """What was measured of the models that come with the package, as tables and a picture, for docs/zoo.md and cards."""
 
+import itertools
 import json
 import textwrap
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from cdlm.eval.results import ResultRow, read_rows, read_samples
-from cdlm.files import read_object
-from cdlm.sample.generation_config import read_generation_config
-from cdlm.sample.settings import Settings, explicit, flags, resolve
+from cdlm.eval.columns import COLUMNS
+from cdlm.eval.results import ResultRow, read_rows
+from cdlm.sample.settings import Settings, explicit, flags
 from cdlm.train.plot import canvas
-from cdlm.zoo import HERE
+from studies import bundled
 from studies.trials import markdown_table
 from studies.zoo import FRESH_SEED, FRESH_SUFFIX, HUMAN, MODELS, WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PICTURES = ROOT / "studies" / "results" / "zoo", ROOT / "docs" / "study"
 STEPS = (8, 16, 32, 64, 128)
+BUNDLED = ROOT / "studies" / "results" / "bundled"
+REPORTED = ("h1", "h2", "rep_2", "rep_4", "energy", "mauve")
+"""Columns of the report that are shown besides perplexity."""
 JUDGES = {"smollm2": "SmolLM2", "gemma3-270m": "Gemma"}
 NUM_BY_BOTH, NUM_BY_SMOLLM2 = 64, 32
 """Texts of a cell that both judges have read, and of one that only SmolLM2 has."""
@@ -115,24 +119,68 @@ def card_table(name: str) -> str:
     return markdown_table(["steps", "seed", "sampler", *HEAD], [*lines, ["", "", "people, held out", *human_cells()]])
 
 
+def screen_table() -> str:
+    """The lowest perplexity of each kind of sampler among settings that the rule of studies/bundled.py admits."""
+    cells = json.loads((BUNDLED / "cells.json").read_text())
+    kinds = itertools.product(bundled.STEPS, bundled.GUIDANCE, (False, True), (False, True))
+    lines = []
+    for steps, order, guided, penalised in kinds:
+        words = [order, *["guidance"] * guided, *["penalty"] * penalised]
+        line = [str(steps), ", ".join(words)]
+        for name in bundled.MODELS:
+            some = [
+                cell
+                for cell in cells[name]
+                if (cell["steps"], cell["order"]) == (steps, order)
+                and (bool(cell["guidance"]), bool(cell["log_frequency_penalty"])) == (guided, penalised)
+            ]
+            line.append(_best_in_words(some))
+        lines.append(line)
+    return markdown_table(["steps", "sampler", *bundled.MODELS], lines)
+
+
+def _best_in_words(cells: list[dict[str, Any]]) -> str:
+    best = bundled.best(cells)
+    given = {name: best[name] for name in ("temperature", "guidance", "log_frequency_penalty")}
+    values = [f"T {given['temperature']:g}"]
+    values += [f"g {given['guidance']:g}"] if given["guidance"] else []
+    values += [f"p {given['log_frequency_penalty']:g}"] if given["log_frequency_penalty"] else []
+    z = ", ".join(f"{best['z'][name]:+.1f}" for name in bundled.RULE)
+    if bundled.largest_z(best) <= bundled.TOLERANCE:
+        return f"**{best['ppl']:.0f}** at {', '.join(values)} ({z})"
+    return f"none; nearest {best['ppl']:.0f} at {', '.join(values)} ({z})"
+
+
+def report_table() -> str:
+    """The decisive cells under both judges, with human text and naive samplers: values, and z in brackets."""
+    rows: dict[tuple[str, str], dict[str, ResultRow]] = {}
+    for folder in sorted(path.parent for path in (BUNDLED / "report").glob("*/results.jsonl")):
+        for row in read_rows(folder):
+            sampler = settings_text(row) if row["sampling"] else ""
+            rows.setdefault((row["model"], sampler), {})[row["judge"]] = row
+    kinds = ["human", "naive", "model"]
+    order = sorted(rows, key=lambda key: (kinds.index(next(iter(rows[key].values()))["kind"]), key[0]))
+    lines = []
+    for key in order:
+        judged = rows[key]
+        columns = {name: judged[name]["columns"] for name in JUDGES if name in judged}
+        any_columns = next(iter(columns.values()))
+        ppl = [f"{columns[name]['ppl']['value']:.0f}" if name in columns else "" for name in JUDGES]
+        others = [
+            f"{any_columns[name]['value']:.{COLUMNS[name].digits}f} ({any_columns[name]['z']:+.1f})"
+            for name in REPORTED
+        ]
+        lines.append([*key, *ppl, *others])
+    titles = [COLUMNS[name].title for name in REPORTED]
+    return markdown_table(["model", "sampler, 8 steps", *JUDGES.values(), *titles], lines)
+
+
 def sample_texts() -> str:
-    """The first text of each model at few and at many steps, as each writes best there; nothing without the texts."""
+    """The first text of each model at few and at more steps, with its generation config."""
     parts = []
-    for name in MODELS:
-        for steps in (8, 64):
-            config = read_generation_config(HERE / name, read_object(HERE / name / "config.json"))
-            settings = resolve({"steps": steps}, generation_config=config)
-            (best,) = (
-                each["smollm2"]
-                for each in cells_by_both_judges(name)
-                if Settings(**each["smollm2"]["sampling"]) == settings
-            )
-            path = RESULTS / name / "samples" / best["file"]
-            if not path.is_file():
-                return ""
-            whole = read_samples(path).lines[0]["text"].partition("<|endoftext|>")[0]
-            text = textwrap.shorten(whole, MAX_CHARACTERS, placeholder=" …")
-            parts.append(f"**{name}**, {settings_text(best, steps=True)}\n\n> {text}\n")
+    for kept in json.loads((BUNDLED / "texts.json").read_text()):
+        text = textwrap.shorten(kept["text"], MAX_CHARACTERS, placeholder=" …").replace("<", "&lt;")
+        parts.append(f"**{kept['model']}**, `{kept['settings']}`\n\n> {text}\n")
     return "\n".join(parts)
 
 
@@ -170,6 +218,8 @@ def plot_zoo(out: Path) -> None:
 TABLES: dict[str, Callable[[], str]] = {
     "results": results_table,
     "fresh": fresh_table,
+    "screen": screen_table,
+    "report": report_table,
     "texts": sample_texts,
     **{f"card-{name}": lambda name=name: card_table(name) for name in MODELS},  # type: ignore[misc]
 }

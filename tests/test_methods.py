@@ -16,6 +16,7 @@ from cdlm.objective import (
     Data,
     Network,
     Objective,
+    Ordered,
     Relaxed,
     Revealed,
     Rollout,
@@ -43,7 +44,7 @@ def at_home(name: str, **choices) -> Objective:
 def differences(one: Objective, two: Objective) -> set[str]:
     """Which fields of which terms differ."""
     assert [term.name for term in one.terms] == [term.name for term in two.terms]
-    fields = ("times", "coupling", "target", "divergence", "weight", "share")
+    fields = ("times", "coupling", "target", "divergence", "weight", "share", "reduction")
     return {
         f"{a.name}.{field}"
         for a, b in zip(one.terms, two.terms, strict=True)
@@ -63,6 +64,10 @@ TABLE = {
     "ucdlm": {"consistency": (Bridge, Network, jsd, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
     "mcdlm-guided": {"consistency": (Bridge, Network, kl, inverse_step), "anchor": (Bridge, Data, kl, inverse_noise)},
     "few-step": {"hop": (Bridge, Revealed, kl, inverse_step)},
+    "joint": {
+        **{f"{n} steps": (Ordered, Revealed, kl, inverse_step) for n in (1, 2, 4, 8, 16, 32)},
+        **{f"{n} steps, dilated": (Ordered, Revealed, kl, inverse_step) for n in (2, 4, 8, 16, 32)},
+    },
     "sdtt": {"distillation": (Rollout, Network, reverse_kl, unit)},
     "duo-dcd": {"distillation": (SharedNoise, Network, reverse_kl, unit)},
 }
@@ -85,7 +90,7 @@ def test_ingredients(name):
 @pytest.mark.parametrize(
     ("name", "steps"),
     [("ar", 75_000), ("sdtt", 50_000), ("duo-dcd", 50_000)]
-    + [(name, 150_000) for name in ("mdlm", "udlm", "duo", "mcdlm", "mcdlm-pplopt", "ucdlm", "few-step")],
+    + [(name, 150_000) for name in ("mdlm", "udlm", "duo", "mcdlm", "mcdlm-pplopt", "ucdlm", "few-step", "joint")],
 )
 def test_length_of_the_papers_runs(name, steps):
     assert at_home(name).total == steps

@@ -71,7 +71,9 @@ def test_it_is_what_its_recipe_makes(name: str) -> None:
             elif field.name not in ways:
                 assert getattr(ran, field.name) == getattr(recipe, field.name), field.name
     config = json.loads((zoo.HERE / name / "config.json").read_text())
-    assert config["network"] | {"grid_embeddings": 0} == dataclasses.asdict(RECIPES["zoo-base"].config.network)
+    assert {"grid_embeddings": 0, "joint_layers": 0} | config["network"] == dataclasses.asdict(
+        RECIPES["zoo-base"].config.network
+    )
     last, first = config["training"], config["training"]["from"]
     for trained, row in ((last, name), (first, "base")):
         recipe = RECIPES[f"zoo-{row}"].config
@@ -219,11 +221,11 @@ def test_the_list_names_them_all() -> None:
     assert command("zoo", "--sise").returncode != 0
 
 
-def test_the_readme_shows_the_first_four_of_seed_0(models: dict[str, Pipeline]) -> None:
+def test_the_readme_shows_the_first_four_of_seed_1(models: dict[str, Pipeline]) -> None:
     """Not picked. The last digits of another CPU may turn one of them."""
     page = (ROOT / "README.md").read_text()
     shown = [" ".join(part.split()) for part in re.findall(r"^> (.+(?:\n> .+)*)", page, re.MULTILINE)]
     shown = [part.replace("> ", "").replace("&lt;", "<") for part in shown]
-    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num_samples=4, seed=0)]
+    texts = [" ".join(text.text.split()) for text in models[zoo.BEST].sample(num_samples=4, seed=1)]
     assert len(shown) == 4
     assert sum(text in shown for text in texts) >= 3

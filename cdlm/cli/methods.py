@@ -70,6 +70,7 @@ def show_methods(config: MethodsConfig, console: Console) -> None:
         for i, term in enumerate(method(method.default_process(config.vocab_size)).terms):
             network = "causal" if method.process == "none" else "bidirectional"
             network += ", time-conditioned" * method.time_conditioning
+            network += ", joint head" * method.joint_head
             network += f", from {method.starts_from}" if method.starts_from else ""
             table.add_row(
                 f"{method.name} [{slug}]".replace("[", "\\[") if i == 0 else "",
@@ -107,7 +108,9 @@ def run_steps(config: MethodsConfig, size: NetworkConfig, console: Console) -> N
             status.update(f"one step of {method.name}")
             torch.manual_seed(config.seed)
             causal = method.process == "none"
-            network = dataclasses.replace(size, causal=causal, time_conditioning=method.time_conditioning)
+            network = dataclasses.replace(
+                size, causal=causal, time_conditioning=method.time_conditioning, joint_layers=int(method.joint_head)
+            )
             denoiser = Denoiser(network, method.default_process(config.vocab_size), vocab=config.vocab_size)
             denoiser = denoiser.to(device, weight_dtype(device, config.dtype))
             objective = method(denoiser.process)

@@ -94,9 +94,9 @@ def _generation_config_settings(config: EvalConfig, model: Pipeline) -> list[Set
     """The settings of the model's generation config at each number of steps, if it has one."""
     if not model.generation_config:
         return []
-    process, posterior = model.denoiser.process, model.posterior
+    process, posterior, joint_head = model.denoiser.process, model.posterior, model.denoiser.joint_head is not None
     counts = [{"steps": steps} for steps in config.axis("steps")] if process is not None else [{}]
-    return [resolve(given, process, posterior, model.generation_config) for given in counts]
+    return [resolve(given, process, posterior, model.generation_config, joint_head) for given in counts]
 
 
 def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
@@ -105,11 +105,12 @@ def _combine(given: dict[str, Any], model: Pipeline) -> Settings:
     Numbers that only some samplers read hold for those alone: --steps not for first-hitting, --eta only for correctors,
     --entropy-bound only for that order. So the sampler is found without them first.
     """
-    process, posterior = model.denoiser.process, model.posterior
+    process, posterior, joint_head = model.denoiser.process, model.posterior, model.denoiser.joint_head is not None
     partial = [name for name, spec in SPECS.items() if spec.explicit and spec.choices is None]
     others = {name: value for name, value in given.items() if name not in partial}
-    read = SAMPLERS[resolve(others, process, posterior).sampler].settings
-    return resolve({name: value for name, value in given.items() if name in others or name in read}, process, posterior)
+    read = SAMPLERS[resolve(others, process, posterior, joint_head=joint_head).sampler].settings
+    values = {name: value for name, value in given.items() if name in others or name in read}
+    return resolve(values, process, posterior, joint_head=joint_head)
 
 
 def bounded_samplers(config: EvalConfig, model: Pipeline) -> tuple[list[Settings], list[str]]:

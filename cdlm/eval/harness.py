@@ -229,7 +229,9 @@ class Harness(LM):
         if sampled:
             given["top_k"], given["top_p"] = max(0, int(kwargs.get("top_k") or 0)), float(kwargs.get("top_p") or 1.0)
             given["temperature"] = 1.0 if temperature is None else float(temperature)
-        return resolve(given, self.model.denoiser.process, self.model.posterior)
+        denoiser = self.model.denoiser
+        joint_head = denoiser.joint_head is not None
+        return resolve(given, denoiser.process, self.model.posterior, joint_head=joint_head)
 
     def _warn(self, message: str) -> None:
         """Warn once."""

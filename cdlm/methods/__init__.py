@@ -19,6 +19,7 @@ from cdlm.methods.ingredients import (
     coupling_along,
     doubling,
     gaussian_of,
+    sampler_coupling,
 )
 from cdlm.objective.coupling import Bridge, Relaxed, Rollout, SharedNoise, TeacherForced
 from cdlm.objective.divergence import FLOOR, kl, rate_kl, reverse_kl
@@ -29,7 +30,7 @@ from cdlm.objective.times import MAX_STEP, Overshoot, Steps, Times, step_schedul
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
 from cdlm.process import Process, masked, uniform
 from cdlm.process.process import Posterior
-from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear
+from cdlm.schedules import PAPER_STEPS, Schedule, constant, linear, number
 
 AnchorDivergence = Literal["kl", "jsd", "rate_kl"]
 ConsistencyDivergence = Literal["jsd", "kl", "reverse_kl", "tv"]
@@ -191,6 +192,41 @@ def few_step(
     return Objective((Term("hop", times, coupling_along(process, order, steps), Revealed(), kl, inverse_step),), total)
 
 
+def joint(
+    process: Process, total: int = PAPER_STEPS, *, steps: int = 1, most: int = 32, dilated: float = 0.5
+) -> Objective:
+    """The likelihood of a sampler that draws the tokens of a hop one after the other, by a joint head; ours.
+
+    Samplers of `steps` hops and of each power of two times that, up to `most`: in random order and, for a share of
+    `dilated`, in dilated order.
+    """
+    if not 0 <= dilated <= 1 or steps < 1 or most < steps or (dilated and most == 1):
+        raise ValueError(
+            "`steps` is at least 1, `most` not below it, and `dilated` a share in [0, 1], which is 0 for most=1; got "
+            f"steps={steps}, most={most}, dilated={number(dilated)}"
+        )
+    numbers = [steps * 2**k for k in range((most // steps).bit_length())]
+
+    def terms(order: str, numbers: list[int], share: float) -> list[Term]:
+        return [
+            Term(
+                f"{n} steps" + ("" if order == "random" else f", {order}"),
+                Times(constant(1 / n), constant(1 / n), whole=True),
+                sampler_coupling(process, order, n),
+                Revealed(),
+                kl,
+                inverse_step,
+                constant(share / len(numbers)),
+                reduction="sequence",
+            )
+            for n in numbers
+        ]
+
+    random = terms("random", numbers, 1 - dilated) if dilated < 1 else []
+    spread = terms("dilated", [n for n in numbers if n > 1], dilated) if dilated else []
+    return Objective((*random, *spread), total)
+
+
 def sdtt(process: Process, total: int = PAPER_STEPS // 3, *, rounds: int = 5, smallest: float = 1 / 1024) -> Objective:
     """SDTT: the teacher's rollout in place of the bridge (Prop. D.4); rounds double the hop and renew the teacher."""
     hops = doubling(smallest, rounds)
@@ -226,6 +262,8 @@ class Method:
     time_conditioning: bool = False
     starts_from: str = ""
     """The methods whose checkpoint it distils, for the two-stage ones."""
+    joint_head: bool = False
+    """Whether it trains a joint head, which the network must have."""
     duality: bool = False
     """Whether it rests on the Gaussian twin of the uniform process, and so needs that very prior."""
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -284,6 +322,7 @@ METHODS: dict[str, Method] = {
     "mcdlm-pplopt": Method("MCDLM-PPLOptimized", mcdlm_pplopt, "masked"),
     "mcdlm-guided": Method("MCDLM-guided", mcdlm_guided, "any mask"),
     "few-step": Method("Few-step", few_step, "masked"),
+    "joint": Method("Joint", joint, "masked", joint_head=True),
     "sdtt": Method("SDTT", sdtt, "masked", starts_from="mdlm, mcdlm"),
     "udlm": Method("UDLM", mdlm, "uniform", time_conditioning=True),
     "duo": Method("DUO", duo, "uniform", time_conditioning=True, duality=True),

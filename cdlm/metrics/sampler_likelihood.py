@@ -9,9 +9,10 @@ with x_t = x at the positions of the steps before k and masks elsewhere, and f a
     -log p(x)  <=  E over orders of  sum_k sum_{i in S_k} -log f(x_t, t_k)_i[x_i]
 
 and `sampler_nats` is an unbiased estimate of the right side: exact where there is only one order. It exceeds the NELBO
-of the model by what drawing the tokens of a step independently of each other costs. Where the order follows from the
-predictions, but not from the tokens drawn with them (`margin`, `entropy-bound`), the sampler is run with its tokens
-replaced by those of x: then only ties are random.
+of the model by what drawing the tokens of a step independently of each other costs. The sampler `joint` draws them one
+after the other: its factors are the conditionals of the joint head, each given the tokens of S_k to its left. Where the
+order follows from the predictions, but not from the tokens drawn with them (`margin`, `entropy-bound`), the sampler is
+run with its tokens replaced by those of x: then only ties are random.
 """
 
 import itertools
@@ -21,9 +22,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cdlm.model.denoiser import Denoiser
 from cdlm.process.process import Process
 from cdlm.rng import Rng, seeded
 from cdlm.sample.draw import Draw, row_chunks, trunk_and_head, unconditional_log_probs
+from cdlm.sample.joint import with_joint_head
 from cdlm.sample.logits import LogitsProcessor, LogitsRows, logits_processors
 from cdlm.sample.order import unmasking_steps
 from cdlm.sample.samplers import SAMPLERS, load_function
@@ -32,7 +35,7 @@ from cdlm.types import Index, LogLaw, Predictor, Time, Tokens, wide
 
 Nats = Float[Tensor, "b"]
 
-FIXED_ORDER = ("ancestral", "plain", "first-hitting")
+FIXED_ORDER = ("joint", "ancestral", "plain", "first-hitting")
 """Samplers whose order is fixed before the network runs."""
 UNROLLED = ("confidence", "entropy-bound")
 """Samplers whose order depends on the predictions, but not on the tokens drawn with them."""
@@ -115,6 +118,7 @@ def sampler_nats(
     """
     check_has_likelihood(settings, process)
     process.check_ids(x0)
+    joint = with_joint_head(predict) if settings.sampler == "joint" else None
     is_mask = ~process.is_special(x0) if given is None else ~(given.to(x0.device) | process.is_special(x0))
     unconditional = None
     if settings.guidance or settings.guidance_end:
@@ -141,7 +145,7 @@ def sampler_nats(
         clean, later = x0[own.to(x0.device)], (is_mask[own] & (step[own] >= now)).to(x0.device)
         x_t = clean.masked_fill(later, process.vocab)
         draw = draw_of(is_mask[own].to(x0.device))
-        nats = _step_nats(predict, process, x_t, clean, drawn.to(x0.device), time, draw)
+        nats = _step_nats(predict, process, x_t, clean, drawn.to(x0.device), time, draw, joint)
         total.index_add_(0, own, nats * weight[part])
     return total
 
@@ -177,16 +181,25 @@ def _step_nats(
     drawn: Bool[Tensor, "b l"],
     t: Time,
     draw: Draw,
+    joint: Denoiser | None,
 ) -> Nats:
-    """-log f(x_t, t)[x0], added up over the `drawn` positions of each sequence."""
+    """-log f(x_t, t)[x0], added up over the `drawn` positions of each sequence; by the head of `joint`, from left to
+    right, if that is given."""
     length, time = x0.shape[1], t.to(wide(x0.device)).to(x0.device)
     trunk, head = trunk_and_head(predict, process)
-    hidden, index = trunk(x_t, time).flatten(0, 1), drawn.flatten().nonzero()[:, 0]
+    hidden, turns = trunk(x_t, time), [drawn]
+    if joint is not None:
+        hidden, rank = joint.condition(hidden, x0, drawn), drawn.cumsum(-1)
+        turns = [drawn & (rank == number) for number in range(1, int(rank.max()) + 1)]
+    hidden = hidden.flatten(0, 1)
     total = torch.zeros(len(x0), dtype=wide(x0.device), device=x0.device)
-    for chunk in row_chunks(len(index), process.vocab):
-        at = index[chunk]
-        logits = draw.process(head(hidden[at]), LogitsRows(time[at // length], x_t, at))
-        total.index_add_(0, at // length, _nats_of(logits, x0.flatten()[at]))
+    for turn in turns:
+        index = turn.flatten().nonzero()[:, 0]
+        for chunk in row_chunks(len(index), process.vocab):
+            at = index[chunk]
+            logits = draw.process(head(hidden[at]), LogitsRows(time[at // length], x_t, at))
+            total.index_add_(0, at // length, _nats_of(logits, x0.flatten()[at]))
+        x_t = torch.where(turn, x0, x_t)  # for the penalties of the next turn
     return total.cpu().double()
 
 

@@ -30,14 +30,19 @@ class NetworkConfig:
     have learned embeddings. 0 is off."""
     tie_embeddings: bool = False
     """Share the output matrix with the token embeddings, so that a small network spends its parameters elsewhere."""
+    joint_layers: int = 0
+    """Causal blocks of the joint head, which draws the tokens of one step one after the other instead of independently;
+    0 for none. For masked processes."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "cond_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
-        for name in ("position_embeddings", "grid_embeddings"):
+        for name in ("position_embeddings", "grid_embeddings", "joint_layers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0 (got {getattr(self, name)})")
+        if self.joint_layers and self.causal:
+            raise ValueError("a causal network already draws its tokens one after the other; leave out joint_layers")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1) (got {self.dropout})")
         if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 2:

@@ -5,12 +5,14 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from cdlm.devices import send
 from cdlm.model.config import NetworkConfig
 from cdlm.model.custom import CustomBackbone
 from cdlm.model.dit import DiT
+from cdlm.model.joint import JointHead, conditioned
 from cdlm.process.process import Process
 from cdlm.types import LogLaw, Mixture, Time, Tokens, to_device
 
@@ -52,6 +54,11 @@ class Denoiser(nn.Module):
                 f"a network that is told the time sees -log alpha(t), which has no end at t = 1 where eps = "
                 f"{process.noise.eps:g}; use a noise schedule with eps > 0, such as 0.001"
             )
+        if config is not None and config.joint_layers and not (process is not None and process.absorbing):
+            raise ValueError(
+                "a joint head predicts the tokens that a step reveals, so it needs a masked process; leave out "
+                "joint_layers"
+            )
         self.process = process
         self.vocab: int = process.vocab if process is not None else vocab or 0
         self.backbone: DiT | CustomBackbone
@@ -59,6 +66,7 @@ class Denoiser(nn.Module):
             self.backbone = DiT(network, self.vocab if process is None else process.states, self.vocab)
         else:
             self.backbone = CustomBackbone(network, process, self.vocab)
+        self.joint_head = JointHead(config) if config is not None and config.joint_layers else None
 
     @property
     def dit(self) -> DiT:
@@ -116,6 +124,15 @@ class Denoiser(nn.Module):
     ) -> Float[Tensor, "b k d"]:
         """Hidden rows at the signal level alpha, the network's only notion of time; or at chosen `rows` alone."""
         return self.backbone.features(to_device(x, self.device), alpha, rows)
+
+    def condition(
+        self, hidden: Float[Tensor, "b l d"], x: Tokens, revealed: Bool[Tensor, "b l"]
+    ) -> Float[Tensor, "b l d"]:
+        """Hidden rows of which those at `revealed` positions also see the tokens that x has at the revealed positions
+        before them: by the joint head."""
+        if self.joint_head is None:
+            raise ValueError("this network has no joint head; set joint_layers=1 in its NetworkConfig")
+        return conditioned(self.joint_head, self.dit.vocab_embed, hidden, send(x, hidden.device), revealed)
 
     def logits(self, rows: Float[Tensor, "*n d"]) -> LogLaw:
         """The head before normalisation, in the precision of the network: all that a draw needs."""

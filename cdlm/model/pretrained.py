@@ -79,6 +79,9 @@ def model_config(denoiser: Denoiser) -> dict[str, Any]:
     config: dict[str, Any] = {"format": "cdlm", "version": FORMAT, "vocab_size": denoiser.vocab, "process": None}
     custom = denoiser.custom_network
     config["network"] = {CUSTOM: custom} if custom else dataclasses.asdict(denoiser.config)
+    for name in ("grid_embeddings", "joint_layers"):  # earlier versions read models that have neither
+        if config["network"].get(name) == 0:
+            del config["network"][name]
     if denoiser.masked_lm is not None:
         config["network"][MASKED_LM] = denoiser.masked_lm
     if denoiser.process is not None:

@@ -12,7 +12,7 @@ from cdlm.objective.divergence import (
     reverse_kl,
     tv,
 )
-from cdlm.objective.loss import Loss, Objective, Term
+from cdlm.objective.loss import Loss, Objective, Reduction, Term
 from cdlm.objective.target import Data, Dense, Network, Revealed, Target
 from cdlm.objective.times import MAX_STEP, TimePairs, Times, step_scheduler
 from cdlm.objective.weight import inverse_noise, inverse_step, unit
@@ -20,7 +20,7 @@ from cdlm.types import Pair
 
 __all__ = [
     "DIVERGENCES", "MAX_STEP", "Bridge", "ClosedForm", "Coupling", "Data", "Dense", "Divergence", "Loss", "Network",
-    "Objective", "Ordered", "Pair", "Relaxed", "Revealed", "Rollout", "SharedNoise", "Target", "TeacherForced", "Term",
-    "TimePairs", "Times", "divergence", "inverse_noise", "inverse_step", "jsd", "kl", "pair_of", "rate_kl",
-    "reverse_kl", "step_scheduler", "tv", "unit",
+    "Objective", "Ordered", "Pair", "Reduction", "Relaxed", "Revealed", "Rollout", "SharedNoise", "Target",
+    "TeacherForced", "Term", "TimePairs", "Times", "divergence", "inverse_noise", "inverse_step", "jsd", "kl",
+    "pair_of", "rate_kl", "reverse_kl", "step_scheduler", "tv", "unit",
 ]  # fmt: skip

@@ -5,11 +5,19 @@ L = sum_k share_k(step) E[ sum_{i in M(x_t)} w(t, t - s) D( target(x_s, s)_i , f
 
 In this order: `Term.draw` has the times and the coupling, `Term.summands` target and weight, `weighted_divergence` the
 student and w D, `plain_sum` the sum. `fused_sum` sums the same summands with one pass of the student.
+
+An extension of ours, not of the paper: a term whose `reduction` is "sequence" predicts the tokens R that its hop
+reveals one after the other, by a joint head (`student_hidden`). With the data as target and D = KL, its sum over
+positions is then
+
+    sum_{i in R} -log f_theta(x_t, t, x_s^{R before i})_i = -log p_theta(x_s^R | x_t)
+
+the negative log-likelihood of all that the hop reveals, where Eq. (8) has a sum of marginal ones.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +34,9 @@ from cdlm.rng import Rng
 from cdlm.schedules import PAPER_STEPS, Schedule, constant
 from cdlm.types import Mixture, Pair, Tokens, to_device
 
+Reduction = Literal["positions", "sequence"]
+"""Whether the positions of a hop are predicted independently, or each given the revealed ones before it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Term:
@@ -38,6 +49,7 @@ class Term:
     divergence: Divergence
     weight: Callable[[Pair], Float[Tensor, "n"]]
     share: Schedule = constant(1.0)
+    reduction: Reduction = "positions"
 
     def draw(
         self, x0: Tokens, progress: float, stratum: Int[Tensor, "b"], strata: int, rng: Rng, target: Denoiser | None
@@ -67,6 +79,18 @@ class Student(Protocol):
     def head(self, rows: Any) -> Tensor: ...
 
 
+def student_hidden(term: Term, pair: Pair, student: Student, hidden: Float[Tensor, "b l d"]) -> Float[Tensor, "n d"]:
+    """The hidden states that a term compares, flattened over batch and length.
+
+    They are those of the student at (x_t, t); under the reduction "sequence" each position that the hop reveals is also
+    conditioned on the tokens that the hop reveals before it.
+    """
+    if term.reduction == "sequence":
+        assert isinstance(student, Denoiser)
+        hidden = student.condition(hidden, pair.x_s, pair.positions & pair.known)
+    return hidden.flatten(0, 1)
+
+
 def weighted_divergence(part: Summands, student: Student, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "rows"]:
     """w(t, t - s) D( target(x_s, s)_i , f_theta(x_t, t)_i ), from the student's hidden states at (x_t, t)."""
     part = part.to(hidden.device)
@@ -83,7 +107,7 @@ def plain_sum(draws: list[tuple[Term, Pair]], student: Student, target: Denoiser
     """The sum over k and i in Eq. (8), by definition."""
     sums = []
     for term, pair in draws:
-        hidden = student.features(pair.student_input, pair.alpha_t).flatten(0, 1)
+        hidden = student_hidden(term, pair, student, student.features(pair.student_input, pair.alpha_t))
         parts = [weighted_divergence(part, student, hidden).sum() for part in term.summands(pair, target)]
         sums.append(torch.stack(parts).sum())
     return torch.stack(sums).sum(), [value.detach() for value in sums]
@@ -98,7 +122,12 @@ def fused_sum(draws: list[tuple[Term, Pair]], student: Denoiser, target: Denoise
             parts.append((term.name, dataclasses.replace(part, index=part.index + first)))
         first += pair.x0.numel()
     x_t = stack([to_device(pair.student_input, student.device) for _, pair in draws])
-    hidden = student.features(x_t, torch.cat([pair.alpha_t for _, pair in draws])).flatten(0, 1)
+    features = student.features(x_t, torch.cat([pair.alpha_t for _, pair in draws]))
+    rows = features.split([len(pair.x0) for _, pair in draws])
+    if all(term.reduction == "positions" for term, _ in draws):
+        hidden = features.flatten(0, 1)
+    else:
+        hidden = torch.cat([student_hidden(*draw, student, part) for draw, part in zip(draws, rows, strict=True)])
 
     closed = [(name, part) for name, part in parts if has_closed_form(part, student)]
     total, values = torch.zeros((), dtype=value_dtype(hidden.dtype), device=hidden.device), list[Tensor]()

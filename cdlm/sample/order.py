@@ -18,7 +18,7 @@ from cdlm.process.order import Level, equal_steps
 from cdlm.process.process import Process
 from cdlm.rng import Rng
 from cdlm.sample.draw import Draw, State, make_draw, writable
-from cdlm.sample.plan import Evaluation, execute
+from cdlm.sample.plan import Evaluation, NewTokens, execute
 from cdlm.sample.samplers import ORDERS, load_function
 from cdlm.sample.settings import Settings
 from cdlm.sample.timesteps import Times, timesteps
@@ -35,13 +35,16 @@ def unmask_in_order(
     given: Bool[Tensor, "b l"] | None = None,
     start: float = 1.0,
     draw: Draw | None = None,
+    new_tokens: NewTokens | None = None,
 ) -> Iterator[State]:
-    """Unmask x along the timesteps, in the order of the settings."""
+    """Unmask x along the timesteps, in the order of the settings; the tokens of a step are drawn by `new_tokens`, or
+    else independently."""
     times = timesteps(settings, start)
     is_mask = writable(process, x, given).cpu()
     level = _levels(settings, is_mask, len(times) - 1, rng)
     plan = plan_by_level(process, is_mask, level, times, rng, settings.final_step, x.device)
-    return execute(predict, process, x, plan, draw or make_draw(predict, process, x, settings), len(plan))
+    draw = draw or make_draw(predict, process, x, settings)
+    return execute(predict, process, x, plan, draw, len(plan), new_tokens)
 
 
 def first_hitting(

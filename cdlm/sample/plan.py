@@ -30,7 +30,8 @@ The network runs on 2 + 2 + 1 sequences and its head on 8 positions, where the p
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,11 @@ class Evaluation:
     """The largest count of the whole plan, where it is known: a compiled network then sees one shape."""
 
 
+NewTokens = Callable[[Tensor, Process, Tokens, Index, Evaluation, Draw], tuple[Index, Float[Tensor, "n"]]]
+"""new_tokens(hidden, process, x, old, evaluation, draw): the new token of each position of an evaluation, and its
+probability, if that is watched."""
+
+
 @torch.no_grad()
 def execute(
     predict: Predictor,
@@ -82,10 +88,15 @@ def execute(
     plan: Iterable[Evaluation],
     draw: Draw | None = None,
     num_steps: int | None = None,
+    new_tokens: NewTokens | None = None,
 ) -> Iterator[State]:
-    """Carry out a plan; yields the initial state and the state after each evaluation."""
+    """Carry out a plan; yields the initial state and the state after each evaluation.
+
+    The tokens of an evaluation are drawn independently, or by `new_tokens`.
+    """
     draw = draw or Draw()
     trunk, head = trunk_and_head(predict, process)
+    new_tokens = new_tokens or functools.partial(_independent_tokens, head)
     nfe, probs = [0] * len(x), draw.unknown_probs(x)
     uniform_input = same_at_all_positions(predict, process, x)
     yield State(x, 0, num_steps, nfe, probs)
@@ -94,7 +105,7 @@ def execute(
             nfe = [done + (count > 0) for done, count in zip(nfe, evaluation.counts, strict=True)]
             hidden = _hidden_rows(trunk, x, evaluation, draw.compiled, uniform_input)
             old = x.flatten()[evaluation.index]
-            new, new_probs = _new_tokens(head, hidden, process, x, old, evaluation, draw)
+            new, new_probs = new_tokens(hidden, process, x, old, evaluation, draw)
             if probs is not None:
                 new_probs = torch.where(new == old, probs.flatten()[evaluation.index], new_probs)
                 probs = probs.flatten().scatter(0, evaluation.index, new_probs).view_as(x)
@@ -129,7 +140,7 @@ def _hidden_rows(
     return trunk(x, t, rows)[sequence, rank]
 
 
-def _new_tokens(
+def _independent_tokens(
     head: Head, hidden: Tensor, process: Process, x: Tokens, old: Index, evaluation: Evaluation, draw: Draw
 ) -> tuple[Index, Float[Tensor, "n"]]:
     """The new token of each position of an evaluation; and its probability, if that is watched."""

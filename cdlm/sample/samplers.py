@@ -71,10 +71,15 @@ class Sampler:
     """The fields of `Settings` that it reads."""
     choices: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     """Settings of which it takes some values only."""
+    joint_head: bool = False
+    """Whether it draws by a joint head, which the model must have."""
     keeps_tokens: bool = False
     """Whether a token of a masked model stays once it is drawn: then a text can be streamed before it is finished."""
 
-    def fits(self, process: "Process | None") -> bool:
+    def fits(self, process: "Process | None", joint_head: bool = False) -> bool:
+        """Whether it is defined for models of this process, with or without a joint head."""
+        if self.joint_head and not joint_head:
+            return False
         if process is None or self.process == "none":
             return process is None and self.process == "none"
         return process.absorbing or self.process == "any"
@@ -85,6 +90,15 @@ class Sampler:
 
 
 SAMPLERS: dict[str, Sampler] = {
+    "joint": Sampler(
+        "cdlm.sample.joint:joint",
+        "draws the tokens of a step one after the other, by the joint head of the model",
+        "masked",
+        (*STEPS, *SHAPING, "order", "step_size", "final_step", "precision"),
+        {"order": ORDERS, "precision": ("fp64", "fp32")},
+        joint_head=True,
+        keeps_tokens=True,
+    ),
     "ancestral": Sampler(
         "cdlm.sample.ancestral:ancestral",
         "the exact posterior bridge, iterated; the network runs only where a token is drawn",

@@ -200,13 +200,14 @@ def resolve(
     process: "Process | Literal['any'] | None" = "any",
     posterior: "Posterior" = "plug-in",
     generation_config: GenerationConfig | None = None,
+    joint_head: bool = False,
 ) -> Settings:
     """The settings of a call: what is given, else the generation config of the model, else the defaults.
 
     Without a `process` it is not checked whether they fit the model, which is autoregressive if the process is None.
-    `posterior` is the one that the model's method uses. Settings of another sampler than that of the generation config
-    start from the defaults. An unknown name is a `TypeError`, a value or a combination that makes no sense a
-    `ValueError`.
+    `posterior` is the one that the model's method uses, `joint_head` whether the model has one.
+    Settings of another sampler than that of the generation config start from the defaults. An unknown name is a
+    `TypeError`, a value or a combination that makes no sense a `ValueError`.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     for name, value in given.items():
@@ -225,7 +226,7 @@ def resolve(
         for name, accepted in SAMPLERS[values["sampler"]].choices.items():
             if name not in given and name != "posterior" and values[name] not in accepted:
                 values[name] = next(iter(accepted))
-    values["sampler"] = _choose_sampler(values, given, process)
+    values["sampler"] = _choose_sampler(values, given, process, joint_head)
     if "steps" not in SAMPLERS[values["sampler"]].settings:
         values["steps"] = None
     _check_steps(values)
@@ -356,6 +357,8 @@ def implied_sampler(settings: Settings) -> str:
     values, row = dataclasses.asdict(settings), SAMPLERS[settings.sampler]
     given = {name: values[name] for name in ("steps",) if name in row.settings}
     for name, other in SAMPLERS.items():
+        if other.joint_head:  # always named, since the process does not tell whether a model has one
+            continue
         comparable = other.process == row.process or (other.process == "any" and row.process != "none")
         if name == settings.sampler or (comparable and not _unread(other, values, given)):
             return name
@@ -401,16 +404,22 @@ def _check_capabilities(values: Mapping[str, Any], process: "Process | Literal['
 
 
 def _choose_sampler(
-    values: Mapping[str, Any], given: Mapping[str, Any], process: "Process | Literal['any'] | None"
+    values: Mapping[str, Any], given: Mapping[str, Any], process: "Process | Literal['any'] | None", joint_head: bool
 ) -> str:
     """The sampler that is named, or else the first that takes all settings."""
-    rows = SAMPLERS if values["sampler"] == "auto" else {values["sampler"]: SAMPLERS[values["sampler"]]}
+    named = values["sampler"] != "auto"
+    rows = {values["sampler"]: SAMPLERS[values["sampler"]]} if named else SAMPLERS
     unread = {name: _unread(row, values, given) for name, row in rows.items()}
-    fitting = [name for name, row in rows.items() if process == "any" or row.fits(process)]
+    if process == "any":  # the model is not known: a joint head only if its sampler is named
+        fitting = [name for name, row in rows.items() if named or not row.joint_head]
+    else:
+        fitting = [name for name, row in rows.items() if row.fits(process, joint_head)]
     for name in fitting:
         if not unread[name]:
             return name
     asked = [name for name in (*SELECTING, "precision") if values[name] != DEFAULTS[name]]
+    if not fitting and named and SAMPLERS[values["sampler"]].joint_head and not joint_head:
+        raise ValueError(f"--sampler {values['sampler']} needs a model with a joint head, and this one has none.")
     if not fitting:
         kind = "is autoregressive" if process is None or process == "any" else f"has the process {process.name}"
         raise ValueError(f"{_written(values, asked)} does not fit this model, which {kind}; leave it out.")

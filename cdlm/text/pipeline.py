@@ -330,7 +330,9 @@ class Pipeline:
 
     def resolve(self, settings: Mapping[str, Any]) -> Settings:
         """The complete settings of a call that gives these."""
-        return resolve(settings, self.denoiser.process, self.posterior, self.generation_config)
+        denoiser = self.denoiser
+        joint_head = denoiser.joint_head is not None
+        return resolve(settings, denoiser.process, self.posterior, self.generation_config, joint_head)
 
     def continuations(
         self,

@@ -39,6 +39,8 @@ class TrainConfig:
     hub id), to start from; required by methods that distil a model. Weights are random otherwise."""
     trust_remote_code: bool = False
     """Run the code that the model of --init-from comes with."""
+    freeze_trunk: bool = False
+    """Train the joint head alone; all other weights stay those of the model to start from."""
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     prior: str = "auto"
     """Distribution of pure noise: auto (the method's own), masked, uniform, unigram (token frequencies of the training
@@ -260,6 +262,17 @@ RENAMED = {
     "keep": "keep_checkpoints",
 }
 """Settings of earlier versions and their present names."""
-_ADDED: dict[str, Any] = {"optimizer": "adamw", "cooldown_ratio": 0.0, "prior": "auto", "trust_remote_code": False}
-_ADDED_TO_NETWORK: dict[str, Any] = {"position_embeddings": 0, "grid_embeddings": 0, "tie_embeddings": False}
+_ADDED: dict[str, Any] = {
+    "optimizer": "adamw",
+    "cooldown_ratio": 0.0,
+    "prior": "auto",
+    "trust_remote_code": False,
+    "freeze_trunk": False,
+}
+_ADDED_TO_NETWORK: dict[str, Any] = {
+    "position_embeddings": 0,
+    "grid_embeddings": 0,
+    "tie_embeddings": False,
+    "joint_layers": 0,
+}
 """Settings that were added later, with the values that reproduce the versions without them."""

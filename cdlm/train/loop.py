@@ -98,6 +98,15 @@ def check(config: TrainConfig, network: nn.Module | None = None) -> None:
         raise ValueError(
             f"{method.name} needs a time-conditioned network; add --network.time-conditioning, or start from its recipe"
         )
+    if method.joint_head and not config.network.joint_layers:
+        raise ValueError(f"{method.name} trains a joint head; add --network.joint-layers 1")
+    if config.network.joint_layers and not method.joint_head:
+        heads = ", ".join(slug for slug, row in METHODS.items() if row.joint_head)
+        raise ValueError(f"{method.name} does not train a joint head; leave out --network.joint-layers, or use {heads}")
+    if config.freeze_trunk and not method.joint_head:
+        raise ValueError(f"--freeze-trunk trains the joint head alone, and {method.name} has none; leave it out")
+    if config.freeze_trunk and config.init_from is None:
+        raise ValueError("--freeze-trunk keeps the weights of a trained model: give it with --init-from")
     if config.init_from is None and needs_trained_model(config.method):
         base = method.starts_from or "mdlm"
         raise ValueError(f"{method.name} distils a trained model: give --init-from a run of {base}")
@@ -167,6 +176,8 @@ def _check_custom(config: TrainConfig, network: nn.Module) -> None:
         _check_masked_lm(config, network, about)
     if isinstance(network, Denoiser):
         raise ValueError("network must be the network itself, not a Denoiser around it")
+    if parse_method(config.method)[0].joint_head:
+        raise ValueError("a joint head is part of the network of cdlm; train your own with another method")
     if config.optimizer == "muon":
         raise ValueError("--optimizer muon chooses among the matrices of the network of cdlm; use adamw with your own")
     if config.compile:
@@ -357,6 +368,9 @@ def build(
             rows = ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias")
             weights = {name: value[:vocab] if name.endswith(rows) else value for name, value in weights.items()}
             theirs["vocab_size"] = vocab
+        new_head = config.network.joint_layers and not theirs["network"]["joint_layers"]
+        if new_head:  # it starts as it was initialised: without effect
+            theirs["network"]["joint_layers"] = config.network.joint_layers
         for key in ("process", "vocab_size", "network"):
             if ours[key] != theirs[key]:
                 raise ValueError(
@@ -367,7 +381,12 @@ def build(
                 f"--init-from {config.init_from} does not fit: its prior is not that of --prior {config.prior}; "
                 "use the --prior and the data that it was trained with"
             )
+        if new_head and network.joint_head is not None:
+            weights |= {f"joint_head.{name}": value for name, value in network.joint_head.state_dict().items()}
         network.load_state_dict(weights)
+    if config.freeze_trunk and network.joint_head is not None:
+        network.requires_grad_(False)
+        network.joint_head.requires_grad_(True)
     return network.to(device, weight_dtype(device, config.dtype)), method, objective
 
 
@@ -483,11 +502,15 @@ def _base_training(config: TrainConfig) -> dict[str, Any] | None:
 
 
 def _base_generation_config(config: TrainConfig) -> dict[str, Any]:
-    """The settings that the model this run starts from is best used with, which hold for the run as well."""
+    """The settings that the model this run starts from is best used with, which hold for the run as well; but not those
+    of another sampler, if the run adds a joint head."""
     if config.init_from is None:
         return {}
     directory = resolve_checkpoint(_start(config))
-    return read_generation_config(directory, read_model_config(directory))
+    described = read_model_config(directory)
+    if config.network.joint_layers and not described.get("network", {}).get("joint_layers"):
+        return {}
+    return read_generation_config(directory, described)
 
 
 def _check_finite(

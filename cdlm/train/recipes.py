@@ -14,12 +14,13 @@ from cdlm.schedules import PAPER_STEPS
 from cdlm.train.config import TrainConfig
 
 SLUGS = (
-    *("ar", "mdlm", "mcdlm", "mcdlm-pplopt", "mcdlm-guided", "few-step", "sdtt"),
+    *("ar", "mdlm", "mcdlm", "mcdlm-pplopt", "mcdlm-guided", "few-step", "joint", "sdtt"),
     *("udlm", "duo", "ucdlm", "duo-dcd"),
 )
 """The rows of the table of methods, which itself needs torch; a test compares them."""
 CAUSAL = ("ar",)
 TIME_CONDITIONED = ("udlm", "duo", "ucdlm", "duo-dcd")
+JOINT = ("joint",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Recipe:
 def run(name: str, method: str, size: str, base: str | None = None, **changes: Any) -> TrainConfig:
     """A run of a method with the network that fits it, started from the run `base` if it distils one."""
     slug = method.partition(":")[0]
-    causal, time_conditioning = slug in CAUSAL, slug in TIME_CONDITIONED
+    causal, time_conditioning, joint_head = slug in CAUSAL, slug in TIME_CONDITIONED, slug in JOINT
     if slug not in SLUGS:  # a method of the user's own
         from cdlm.methods.spec import parse_method
 
         row, _ = parse_method(method)
-        causal, time_conditioning = row.process == "none", row.time_conditioning
-    network = dataclasses.replace(SIZES[size], causal=causal, time_conditioning=time_conditioning)
+        causal, time_conditioning, joint_head = row.process == "none", row.time_conditioning, row.joint_head
+    network = dataclasses.replace(
+        SIZES[size], causal=causal, time_conditioning=time_conditioning, joint_layers=int(joint_head)
+    )
     start = Path("runs") / base if base else None
     return TrainConfig(method, out=Path("runs") / name, network=network, init_from=start, **changes)
 
@@ -189,6 +192,7 @@ RECIPES: dict[str, Recipe] = {
     "duo": paper("duo", "Table 2, DUO: half curriculum, half plain"),
     "ucdlm": paper("ucdlm", "Table 2, UCDLM (its greedy row is a matter of sampling)"),
     "few-step": paper("few-step", "not in the paper: the likelihood of a sampler of 8 steps"),
+    "joint": paper("joint", "not in the paper: the likelihood of samplers that draw the tokens of a step jointly"),
     "mcdlm-guided": paper(
         "mcdlm-guided",
         "not in the paper, and not yet tried at this size: a guided target, a quarter of a run from MDLM",

@@ -99,6 +99,8 @@ def make_learner(config: TrainConfig, denoiser: Denoiser, objective: Objective, 
         if network is not None:
             shard_frozen(network, config.parallel)
     module = parallelize(denoiser.train(), config.parallel)
+    if config.freeze_trunk:  # no dropout where nothing trains
+        denoiser.backbone.eval()
     return Learner(config, objective, denoiser, target, ema, make_optimizers(config, denoiser), module, world)
 
 

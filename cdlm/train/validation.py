@@ -12,9 +12,9 @@ from cdlm.metrics.diversity import entropy, pooled_entropy
 from cdlm.metrics.likelihood import nelbo
 from cdlm.model.denoiser import Denoiser
 from cdlm.rng import seeded
-from cdlm.sample.ancestral import ancestral
 from cdlm.sample.autoregressive import autoregressive
 from cdlm.sample.draw import last
+from cdlm.sample.generate import generate
 from cdlm.sample.settings import resolve
 from cdlm.train.config import TrainConfig
 from cdlm.train.distributed import mean_over_ranks, reshard, unshard
@@ -69,8 +69,9 @@ def generate_samples(denoiser: Denoiser, method: Method, config: TrainConfig, st
     start = denoiser.process.start(config.seq_length, rng("start"), denoiser.device)
     if bos in denoiser.process.special:  # a frame that is never generated
         start[:, 0], start[:, -1] = bos, eos
-    settings = resolve({"steps": config.valid_sample_steps}, denoiser.process, method.posterior)
-    return last(ancestral(denoiser, denoiser.process, start, settings, rng)).x
+    given, joint_head = {"steps": config.valid_sample_steps}, denoiser.joint_head is not None
+    settings = resolve(given, denoiser.process, method.posterior, joint_head=joint_head)
+    return last(generate(denoiser, denoiser.process, start, settings, rng)).x
 
 
 def entropy_of_words(tokens: Tokens, eos: int) -> float:

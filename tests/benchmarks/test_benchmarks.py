@@ -57,6 +57,16 @@ def test_autoregressive_writes_table_and_picture(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_joint_counts_what_it_runs(tmp_path: Path) -> None:
+    out = tmp_path / "joint.json"
+    run("joint", "--batches", "2", "--steps", "1", "4", "--out", str(out))
+    rows = {(row["sampler"], row["steps"]): row for row in json.loads(out.read_text())["rows"]}
+    assert rows["ancestral", 1]["evaluations"] == rows["joint", 1]["evaluations"] == 1
+    assert rows["joint", 1]["head_evaluations"] == 32
+    assert rows["ancestral", 4]["head_evaluations"] == 0
+    assert rows["joint", 4]["gflop"] > rows["ancestral", 4]["gflop"]
+
+
 def test_training_agrees_with_its_plain_version(tmp_path: Path) -> None:
     out = tmp_path / "training.json"
     text = run("training", "--batch-size", "4", "--plain-batch", "4", "--repeats", "1", "--out", str(out))

@@ -132,6 +132,11 @@ def test_padding_changes_nothing(process: str, dtype: torch.dtype) -> None:
             assert torch.allclose(law[mask], expected, rtol=0, atol=tolerance)
 
 
+def test_a_joint_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="has a joint head, which this file does not support"):
+        wrap(network(PROCESSES["masked"], torch.float32, joint_layers=1))
+
+
 def test_the_file_imports_torch_and_transformers_only() -> None:
     source = Path(modeling_cdlm.__file__).read_text()
     imported = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))}
@@ -380,7 +385,7 @@ def test_a_generation_config_that_is_given_counts_as_arguments() -> None:
         ({"inputs": torch.zeros(1, 5, dtype=torch.long)}, ValueError, "leaves no room"),
         ({"inputs": torch.tensor([[0]]), "attention_mask": torch.ones(1, 2)}, ValueError, "attention_mask has"),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_calls_that_make_no_sense_are_refused(given: dict[str, Any], error: type[Exception], match: str) -> None:
     model = wrap(lively(masked(V)), {"max_length": 4})

@@ -208,4 +208,4 @@ def test_shapes_that_do_not_divide_are_refused(hidden, heads):
 
 def test_sizes():
     assert SIZES["110m"] == NetworkConfig(hidden_size=768, num_layers=12, num_heads=12, cond_dim=128, dropout=0.1)
-    assert list(SIZES) == ["tiny", "small", "18m", "110m"]
+    assert list(SIZES) == ["tiny", "small", "18m", "110m", "sudoku-4", "sudoku-6"]

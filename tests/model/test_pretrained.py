@@ -210,9 +210,7 @@ def test_json_that_is_no_object(folder, text):
 
 def test_foreign_model(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(
-        LayoutError, match="describes 'gpt2'; readable are model directories of cdlm, of sdtt, and of mdlm"
-    ) as error:
+    with pytest.raises(LayoutError, match="is a gpt2 model, which is not a masked language model") as error:
         load_denoiser(folder)
     assert str(folder) in str(error.value)
 

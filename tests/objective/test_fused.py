@@ -236,6 +236,7 @@ def test_training_takes_the_same_course(name: str) -> None:
             "cond_dim": 8,
             "causal": causal,
             "time_conditioning": method.time_conditioning,
+            "joint_layers": int(method.joint_head),
         }
         student = Denoiser(dataclasses.replace(SIZES["tiny"], **changes), process, vocab=V).double()
         for parameter in student.parameters():

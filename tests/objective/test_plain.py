@@ -22,7 +22,7 @@ CASES += [("mcdlm-guided", MIXED), ("mdlm", masked(V)), ("udlm", uniform(V))]
 @pytest.mark.parametrize(("name", "process"), CASES)
 def test_both_paths_agree(name: str, process: Process | None, step: int, tiny) -> None:
     method = METHODS[name]
-    build = {"causal": process is None, "time": method.time_conditioning}
+    build = {"causal": process is None, "time": method.time_conditioning, "joint": method.joint_head}
     student, target = tiny(process, seed=1, **build), tiny(process, seed=2, **build).requires_grad_(False)
     objective = method(process, TOTAL)
     x0 = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(3))

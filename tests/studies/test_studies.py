@@ -131,9 +131,9 @@ def test_the_zoo_in_the_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert cdlm.load(tmp_path / "models" / "mdlm", "cpu").eos_padded
     monkeypatch.setattr(zoo, "sweeps", lambda: [{"steps": (2,), "order": ("dilated",), "guidance": (0.5,)}])
     zoo.sample_all(tmp_path / "models", tmp_path / "out", 2, "cpu", list(zoo.MODELS))
-    config = tmp_path / "models" / "mdlm" / "config.json"
-    own = [{"steps": steps, "order": "dilated", "temperature": 0.8} for steps in (2, 3)]
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"sampling": own}))
+    config = tmp_path / "models" / "mdlm" / "generation_config.json"
+    presets = [{"max_denoising_steps": steps, "order": "dilated", "temperature": 0.8} for steps in (2, 3)]
+    config.write_text(json.dumps({**presets[0], "step_presets": presets}))
     done = run("zoo", "sample-fresh", *where)
     assert done.returncode == 0, done.stderr
     zoo.measure_words(tmp_path / "out")
