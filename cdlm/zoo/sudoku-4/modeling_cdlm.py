@@ -709,6 +709,8 @@ class CDLMPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"these are weights of a custom network; open them with cdlm.load(..., network={name}(...))"
             )
+        if config.network.get("joint_layers"):
+            raise ValueError("this model has a joint head, which this file does not support; open it with cdlm.load")
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights come from a file."""
