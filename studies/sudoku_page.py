@@ -167,7 +167,7 @@ def fill_page(page: str, out: Path) -> str:
 def plot_methods(out: Path, path: Path, side: int = 4) -> None:
     """Nats per grid and valid grids over network evaluations, with the exact references."""
     cells = cells_of(out, side)
-    figure, axes = canvas(9, 3.8, 1, 2)
+    figure, axes = canvas(11, 3.8, 1, 2)
     left, right = axes[0]
     for number, model in enumerate((EXACT, *ROWS[side], *EXTRA[side])):
         style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "--" if number > 10 else "-"}
@@ -188,7 +188,7 @@ def plot_methods(out: Path, path: Path, side: int = 4) -> None:
         panel.set_xticks(STEPS[side], [str(steps) for steps in STEPS[side]])
         panel.set_xlabel("network evaluations")
         panel.grid(alpha=0.3)
-    right.legend(fontsize=7, handlelength=3.5)
+    right.legend(fontsize=7, handlelength=3.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.suptitle(f"Sudoku {side} x {side}", fontsize=11)
     figure.savefig(path, dpi=130)
 
