@@ -57,7 +57,7 @@ class DemoConfig:
 
     steps: int = DEFAULT_STEPS
     """Denoising steps of the texts that are shown step by step."""
-    seed: int = 0
+    seed: int = 1
     """Seed of the grids and of the texts."""
     device: Device = "auto"
     """Where to compute."""

@@ -77,7 +77,8 @@ def sudoku_figure(rows: Iterable[Mapping[str, Any]], side: int = 4) -> str:
             "<figure>",
             _chart(nats, classes, (lowest // 5 * 5, highest), "nats per grid", lowest),
             f"<figcaption>Nats per grid over network evaluations: lower is better, and no model needs fewer than "
-            f"{lowest:.2f}, the entropy of all {NUM_GRIDS[side]:,} grids (dotted).</figcaption>",
+            f"{lowest:.2f}, the entropy of all {NUM_GRIDS[side]:,} grids (dotted). Those of "
+            "uniform models (level lines) hold for infinitely many steps.</figcaption>",
             "</figure>",
             "<figure>",
             _chart(valid, classes, (0, 1), "valid grids", None),
