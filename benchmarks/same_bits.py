@@ -11,8 +11,8 @@ this machine, with this interpreter; PYTHONPATH selects the tree), and the resul
 - weights: all tensors of the last checkpoint (model, online, target, optimizer) after a few steps of every method, with
   gradient accumulation, Muon, dropout, tied embeddings and other options, and of a run that was resumed halfway;
 - metrics: the training losses, validation NELBO and validation texts in metrics.jsonl;
-- tokens: samplers and controls of ``tests/fixtures/fef84f3/samples.json`` for the bundled models, and those that suit
-  uniform and autoregressive models for the runs just trained;
+- tokens: samplers and controls of ``tests/fixtures/fef84f3/samples.json`` for the bundled models of the base commit,
+  with its generation configs, and those that suit uniform and autoregressive models for the runs just trained;
 - evaluation: likelihood, consistency and judged texts from ``cdlm eval``, without the bounds of few-step samplers,
   whose estimator is another one since then (tests/metrics/test_sampler_likelihood.py compares it by enumeration).
 
@@ -291,6 +291,8 @@ class Probe:
     folder: Path
     quick: bool
     jobs: int
+    models: Path
+    """The bundled models."""
 
     def results(self) -> Results:
         """A digest, or the reason for failure, for each item."""
@@ -379,7 +381,7 @@ class Probe:
 
     def bundled(self, model: str, samples: Mapping[str, Any]) -> Results:
         calls = [(title, about["method"], about["arguments"]) for title, about in samples.items()]
-        return self.tokens(model, model, calls[::4] if self.quick else calls)
+        return self.tokens(str(self.models / model), model, calls[::4] if self.quick else calls)
 
     def tokens(self, source: str, label: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Results:
         """The token ids of several calls, drawn in one process."""
@@ -485,9 +487,10 @@ def main() -> int:
         folder = Path(name)
         with worktree(options.base, folder / "base") as base:
             base_dialect = WORKING if options.renamed_base else BASE
+            models = base / "cdlm" / "zoo"
             for label, tree, dialect in ((options.base, base, base_dialect), ("working tree", ROOT, WORKING)):
                 began = time.perf_counter()
-                probe = Probe(tree, dialect, folder / f"probe-{len(found)}", options.quick, options.jobs)
+                probe = Probe(tree, dialect, folder / f"probe-{len(found)}", options.quick, options.jobs, models)
                 found.append(probe.results())
                 print(f"{label}: {len(found[-1])} items in {time.perf_counter() - began:.0f} s", flush=True)
     lines, different = compare(*found)

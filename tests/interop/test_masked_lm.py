@@ -283,9 +283,9 @@ def test_without_transformers_or_the_hub_it_says_what_is_missing(
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="no folder nobody/none, and the model hub did not give it either"):
+    with pytest.raises(ValueError, match="no directory nobody/none, and the model hub did not give it either"):
         cdlm.load("nobody/none")
-    with pytest.raises(ValueError, match="no folder nobody/none, and the model hub did not give it either"):
+    with pytest.raises(ValueError, match="no directory nobody/none, and the model hub did not give it either"):
         train(fine_tuning(place, tmp_path / "run", "bert", init_from=Path("nobody/none")))
 
 

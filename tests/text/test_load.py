@@ -111,7 +111,7 @@ def test_the_hub_is_not_asked_for_a_path(source: str, hub: Path, monkeypatch: py
         ("tiny-mcdlm", r"does not exist; did you mean runs/tiny-mcdlm\?$"),
         ("runs/tiny-mdlm", r"did you mean runs/tiny-mcdlm\?$"),
         ("models/mine", r"did you mean models/mine2\?$"),
-        ("other", r"a run \(there are: runs/tiny-mcdlm\), a model of cdlm zoo \(.*mdlm\), or a hub id"),
+        ("other", r"a run \(there are: runs/tiny-mcdlm\), a model of cdlm zoo \(.*mdlm, sudoku-4\), or a hub id"),
         ("mdlmm", r"did you mean mdlm\?$"),
         ("MDLM", r"did you mean mdlm\?$"),
         ("mcdlm", r"did you mean mcdlm-guided.*\?$"),

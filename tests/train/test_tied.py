@@ -77,12 +77,14 @@ def test_settings_of_an_earlier_version_have_the_present_names() -> None:
     before = json.loads(path.read_text())
     after = migrate(before)
     assert after == to_json(read_config(path))
+    added = {"prior": "auto", "freeze_trunk": False, "trust_remote_code": False}
     network = before.pop("network")
     assert {RENAMED.get(name, name): value for name, value in before.items()} == {
-        name: value for name, value in after.items() if name not in ("network", "prior")
+        name: value for name, value in after.items() if name not in ("network", *added)
     }
-    assert {RENAMED_NETWORK.get(name, name): value for name, value in network.items()} == after["network"]
-    assert after["prior"] == "auto"
+    kept = {name: value for name, value in after["network"].items() if name not in ("grid_embeddings", "joint_layers")}
+    assert {RENAMED_NETWORK.get(name, name): value for name, value in network.items()} == kept
+    assert {name: after[name] for name in added} == added
     assert not (RENAMED.keys() & after.keys())
     assert not (RENAMED_NETWORK.keys() & after["network"].keys())
     assert set(RENAMED.values()) <= after.keys()
